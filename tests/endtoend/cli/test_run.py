@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from autotune.in_program.__main__ import replace_inductor
 from autotune.in_program.backend import dynamo_backend
-from autotune.in_program.replacing import replace_inductor
 from autotune.measure.child import interpreter
 from tests.support import ROOT
 from tests.support.deployment import Tune
