@@ -154,6 +154,10 @@ class Task(ABC):
         """Fit a configuration of a similar workload (same family or kind) to this workload's space, or None."""
         return None
 
+    def take(self, config: Config, of: Workload) -> Config | None:
+        """The configuration of a workload that is alike (``autotune.domain.Domain.alike``) for this one, or None."""
+        return self.adapt(config)
+
     def least_us(self) -> float | None:
         """A lower bound on the latency in microseconds, at which a search ends; None if unknown."""
         return None

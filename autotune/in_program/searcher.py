@@ -196,8 +196,8 @@ class Searcher(Companion):
     """
 
     def __init__(self, device: str, seconds: float, *, more: bool = False) -> None:
-        kept_s = _KEPT * seconds if more else 0.0
-        super().__init__(MODULE, device, seconds=seconds, measured_us=_step().measured_us, kept_s=kept_s)
+        kept = _KEPT if more else 0.0
+        super().__init__(MODULE, device, seconds=seconds, measured_us=_step().measured_us, kept=kept)
         self._more = more
         self._begun: float | None = None
         self._done = False

@@ -13,7 +13,6 @@ import contextlib
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
@@ -65,7 +64,7 @@ class Search:
             if self._rest is not None:
                 self._rest.cancel()
             first, device = self.graph is None, message["device"]
-            queue = RegionQueue(message["seconds"], message.get("measured_us", 0.0), message.get("kept_s", 0.0))
+            queue = RegionQueue(message["seconds"], message.get("measured_us", 0.0), message.get("kept", 0.0))
             self.graph = GraphSearch(link, device, message["numerics"], queue)
             self._graphs.put(self.graph)
             if first:
@@ -157,7 +156,7 @@ class GraphSearch:
                 counted = [(Workload.from_json(w), count) for w, count in message["workloads"]]
                 self.queue.add(counted, whole="end" in message)
             if "end" in message:
-                self.queue.end = time.monotonic() + message["end"]
+                self.queue.end_in(message["end"])
                 self._send_pending()  # the present turn may last longer than the program waits
                 self._end()
             self._compile_ahead()

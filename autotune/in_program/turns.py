@@ -69,7 +69,8 @@ class RegionQueue:
     Args:
         seconds: expected time of the search, until :attr:`end` is set.
         measured_us: microseconds of a step in the measured regions of earlier graphs.
-        kept_s: last seconds of the search in which no second turn begins: other graphs of the function follow.
+        kept: last part of the search after the compilation in which no second turn begins: other graphs of the
+            function follow.
 
     Attributes:
         workloads: in the order of their arrival.
@@ -77,10 +78,10 @@ class RegionQueue:
         results: of the turns that have ended.
     """
 
-    def __init__(self, seconds: float, measured_us: float = 0.0, kept_s: float = 0.0) -> None:
+    def __init__(self, seconds: float, measured_us: float = 0.0, kept: float = 0.0) -> None:
         self.workloads: list[Workload] = []
         self.end: float | None = None
-        self._seconds, self._measured_us, self._kept_s = seconds, measured_us, kept_s
+        self._seconds, self._measured_us, self._kept, self._kept_s = seconds, measured_us, kept, 0.0
         self._counts: dict[str, int] = {}
         self._shares: dict[str, float] = {}
         self._begun: set[str] = set()
@@ -102,6 +103,10 @@ class RegionQueue:
             self._counts[workload.fingerprint] = self._counts.get(workload.fingerprint, 0) + count
         self._shares = shares([(w, self._counts[w.fingerprint]) for w in (*self.workloads, *new)])
         self.workloads.extend(new)
+
+    def end_in(self, seconds: float) -> None:
+        """End the search after so many seconds: the compilation has ended."""
+        self.end, self._kept_s = time.monotonic() + seconds, self._kept * seconds
 
     @property
     def left_s(self) -> float:
@@ -140,7 +145,7 @@ class RegionQueue:
             if key in self._late:
                 return RegionTurn(waiting[0], Budget(trials, left), 0.0)
             return RegionTurn(waiting[0], Budget(trials, min(left, most), waits=min(left, _WAITS * most)), 0.0)
-        left = self.left_s - (0.0 if self.end is None else self._kept_s)
+        left = self.left_s - self._kept_s
         most = max(1, int(left / REGION_S))
         least = _NEGLIGIBLE * (self._measured_us + step_us(self._counts, self.results))
         gains = [found for found in self._gains() if found[1] >= least][:most]
@@ -180,13 +185,15 @@ class RegionQueue:
             self._begun.difference_update(key for key, alike in self._alike.items() if alike == name and key != leader)
 
     def _gains(self) -> list[tuple[Workload, float]]:
-        """As :func:`gains_left`; regions that are alike have one second turn, that of their leader."""
+        """As :func:`gains_left`; regions with the configuration of their leader have one second turn, which is its."""
         named = {w.fingerprint: w for w in self.workloads}
         sums: dict[str, float] = {}
+        last = {r.workload: r.best for r in self.results}
         for workload, gain in gains_left([(w, self._counts[key]) for key, w in named.items()], self.results):
             key = workload.fingerprint
             leader, _ = self._leaders.get(self._alike[key], (key, None))
-            sums[leader] = sums.get(leader, 0.0) + gain
+            first = leader if last[leader] == last[key] else key
+            sums[first] = sums.get(first, 0.0) + gain
         gains = [(named[key], gain) for key, gain in sums.items() if key not in self._again]
         return sorted(gains, key=lambda found: -found[1])
 
@@ -210,7 +217,7 @@ def gains_left(counted: Sequence[tuple[Workload, int]], results: Sequence[Result
     """The workloads that may still gain, with the possible gain in microseconds of a step, the largest first.
 
     The possible gain is the time beyond moving the workload's bytes at the best rate of all results, and beyond the
-    shortest time of all, since a small region mostly takes the time of its launch. Products compute for longer, and the
+    shortest time of a small region, most of which is its launch. Products compute for longer, and the
     first turns have timed their few candidates. Where Inductor is much faster than all candidates, more of them will
     not win.
 
@@ -220,7 +227,8 @@ def gains_left(counted: Sequence[tuple[Workload, int]], results: Sequence[Result
     """
     timed = {r.workload: r for r in results if r.kind != PRODUCT and r.best_us and r.bytes_moved}
     best = max((r.bytes_moved / r.best_us for r in timed.values() if r.best_us), default=1.0)
-    least = min((r.best_us for r in timed.values() if r.best_us), default=0.0)
+    small = [r for r in timed.values() if r.bytes_moved <= _LAUNCH_BYTES[r.device.partition(":")[0]]]
+    least = min((r.best_us for r in small if r.best_us), default=0.0)
     gains = [
         (workload, count * (r.best_us - max(least, r.bytes_moved / best)))
         for workload, count in counted

@@ -20,10 +20,12 @@ import hashlib
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from autotune.ir.graph import REDUCTIONS, Graph, Output, Value, shared
 from autotune.ir.nodes import POINTWISE
@@ -36,6 +38,8 @@ Form = tuple[Graph, tuple[int, ...], tuple[int, ...]]
 
 _OPEN = 0.5
 """Stands for each constant that is left open."""
+_MOST_OPEN = 400
+"""Values of a graph whose constants are left open: trees of 1000 terms took 5 s."""
 _WORK = 1 << 17
 """Limit of values times rounds, about a second; beyond it :meth:`_Colours.deepen` runs first.
 
@@ -91,19 +95,23 @@ def one_body(graph: Graph) -> str:
 
 
 def without_constants(graph: Graph) -> str:
-    """The digest of a canonical graph with its floating constants left open, except for 0, 1, -1 and infinities.
+    """The digest of a canonical graph with its floating constants left open.
 
-    Layers of a network often differ in a constant alone, such as the probability of stochastic depth. Their kernels
-    have equal times.
+    Closed are 0, 1, -1, infinities, and the factor of a mean, which lets some schemes read their input once. Layers of
+    a network often differ in a constant alone, such as the probability of stochastic depth. Their kernels have equal
+    times. The numbering of such graphs differs. A graph of many values is like no other: equal terms with different
+    constants take long to number.
     """
-    values = tuple(v.but(number=_OPEN) if _is_open(v) else v for v in graph.values)
-    if values != graph.values:
+    means = {float(np.float32(1.0 / graph.size(v.over))) for v in graph.values if v.over}
+    closed = {0.0, 1.0, -1.0} | means
+    values = tuple(v.but(number=_OPEN) if _is_open(v, closed) else v for v in graph.values)
+    if values != graph.values and len(values) <= _MOST_OPEN:
         graph = canonicalize(Graph(graph.extents, values, graph.inputs, graph.outputs, graph.precision))[0]
     return digest({"kind": "fusion", "spec": graph.to_json()})
 
 
-def _is_open(v: Value) -> bool:
-    return v.op == "const" and v.dtype == "float32" and math.isfinite(v.number) and v.number not in (0.0, 1.0, -1.0)
+def _is_open(v: Value, closed: Container[float]) -> bool:
+    return v.op == "const" and v.dtype == "float32" and math.isfinite(v.number) and v.number not in closed
 
 
 def to_workload(graph: Graph, label: str = "", source: Mapping[str, Any] | None = None) -> Workload:

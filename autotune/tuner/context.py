@@ -45,6 +45,21 @@ _SPARED = 3
 """Consecutive candidates out of memory or killed, after which the machine counts as faulty."""
 
 
+@dataclass(frozen=True)
+class Leader:
+    """The first decided search of workloads that are alike: the others take its best configuration.
+
+    Attributes:
+        cut: its time or an interrupt ended its search.
+        settled: more time would gain nothing.
+    """
+
+    workload: Workload
+    config: Config
+    cut: bool
+    settled: bool
+
+
 @dataclass
 class Context:
     """Shared resources of one run. The worker and the pools start on first use; :meth:`close` ends them.
@@ -55,7 +70,7 @@ class Context:
         lent: worker and pools owned and closed by the caller.
         picked: the cost model's picks by workload and space.
         end: time by ``time.monotonic()`` at which the run ends; None without a limit.
-        leaders: results of searches by :meth:`autotune.domain.Domain.alike`; see :meth:`leader`.
+        leaders: by :meth:`alike`.
         stored_keys: workload to the fingerprints of its device (or devices) and their software, if another host has
             stored them.
     """
@@ -72,7 +87,7 @@ class Context:
     pace: Pace = field(default_factory=Pace)
     stored_keys: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     end: float | None = None
-    leaders: dict[str, Result] = field(default_factory=dict)
+    leaders: dict[str, Leader] = field(default_factory=dict)
     _alike: dict[str, str] = field(default_factory=dict)
     _worker: Measurer | None = None
     _pool: CompilePool | None = None
@@ -145,20 +160,49 @@ class Context:
         return Key(fingerprint, device, environment, self.policy.key)
 
     def alike(self, workload: Workload) -> str:
-        """See :meth:`autotune.domain.Domain.alike`."""
+        """A name of the workload's kind and :meth:`autotune.domain.Domain.alike`; a damaged workload is like none."""
         if workload.fingerprint not in self._alike:
-            self._alike[workload.fingerprint] = domain_of(workload.kind).alike(workload)
+            try:
+                name = domain_of(workload.kind).alike(workload)
+            except Exception:  # its task raises the error again
+                name = workload.fingerprint
+            self._alike[workload.fingerprint] = f"{workload.kind} {name}"
         return self._alike[workload.fingerprint]
 
-    def leader(self, workload: Workload) -> Result | None:
-        """Return this run's decided search of another workload that is alike, or None."""
-        found = self.leaders.get(self.alike(workload))
-        return None if found is None or found.workload == workload.fingerprint else found
+    def leader(self, workload: Workload) -> Leader | None:
+        """Return this run's decided search of another workload that is alike, or None.
 
-    def decided(self, workload: Workload, found: Result) -> None:
-        """Make a result that has a winner the leader of the workloads that are alike, unless they have another."""
+        A workload with :attr:`SearchOptions.seeds` of its own has no leader.
+        """
+        found = self.leaders.get(self.alike(workload))
+        apart = found is None or found.workload.fingerprint == workload.fingerprint
+        return None if apart or workload.fingerprint in self.options.seeds else found
+
+    def followed(self, workload: Workload, budget: Budget) -> Leader | None:
+        """Return the leader whose configuration alone a search with this budget measures, or None.
+
+        A search of a few candidates follows any leader. Others search on if the leader's time ended its search.
+        """
+        found = self.leader(workload)
+        return None if found is not None and found.cut and budget.trials is None else found
+
+    def lead(self, task: Task) -> Config | None:
+        """Return the best configuration of the task's leader as one of the task's space, or None."""
+        if (leader := self.leader(task.workload)) is None:
+            return None
+        try:
+            config = task.take(leader.config, leader.workload)
+            space = None if config is None else task.space_for(config, self.options.space_file)
+        except Unsupported:
+            return None
+        fitted = None if space is None or config is None else space.project(config)
+        fitted = None if fitted is None else task.normalize(fitted)
+        return None if fitted is None or task.reject(fitted) is not None else fitted
+
+    def decided(self, workload: Workload, found: Result, *, cut: bool, settled: bool) -> None:
+        """Make a search that has a winner the leader of the workloads that are alike, unless they have another."""
         if found.winner and found.best is not None and self.leader(workload) is None:
-            self.leaders[self.alike(workload)] = found
+            self.leaders[self.alike(workload)] = Leader(workload, found.best, cut, settled)
 
     def measured(self, workload: Workload) -> bool:
         """True if a measurement of the workload is stored for this device, software and policy."""

@@ -16,7 +16,6 @@ from autotune.task import Config, Task, config_key
 from autotune.tuner.context import Context
 from autotune.tuner.options import Budget
 from autotune.tuner.phases import compose
-from autotune.tuner.phases.explore import followed
 from autotune.tuner.seeds import planned, remembered, winners
 from autotune.workload import Workload
 
@@ -41,7 +40,7 @@ class Prefetcher:
     Args:
         budget: returns the expected budget of a workload by its number.
         most: workloads, the current one included, whose candidates are prefetched; those with a leader
-            (:meth:`Context.leader`) do not count.
+            (:meth:`Context.followed`) do not count.
         active: False to prefetch nothing; None for True on a GPU alone, since compiling disturbs measurements on a CPU.
     """
 
@@ -104,10 +103,13 @@ class Prefetcher:
         led: list[int] = []
         others: dict[str, int] = {}
         for k in every:
-            if self._context.leader(self._workloads[k]) is not None:
+            workload = self._workloads[k]
+            if self._context.followed(workload, self._budget(k)) is not None:
                 led.append(k)
+            elif self._context.leader(workload) is not None:
+                others[workload.fingerprint] = k
             else:
-                others.setdefault(self._context.alike(self._workloads[k]), k)
+                others.setdefault(self._context.alike(workload), k)
         return [*led, *list(others.values())[: self._most]]
 
     @property
@@ -159,10 +161,10 @@ def first(context: Context, workload: Workload, budget: Budget) -> Iterator[tupl
         Unsupported: the workload cannot be searched.
     """
     task = context.task(workload)
-    leader = context.leader(workload)
-    if leader is not None and leader.best is not None and (config := followed(context, task, leader.best)) is not None:
+    if (config := context.lead(task)) is not None:
         yield workload, config
-        return
+        if context.followed(workload, budget) is not None:
+            return
     compositions = compose.first_compositions(context, workload, context.compositions(task), budget)
     parts = {p.fingerprint: p for c in compositions[:_COMPOSITIONS] for p in c.parts}
     if not parts or workload.fingerprint in parts:

@@ -11,7 +11,7 @@ from autotune.task import config_key
 from autotune.tuner.context import Context, Session
 from autotune.tuner.options import Budget
 from autotune.tuner.phases import compose, finals
-from autotune.tuner.phases.explore import explore, follow, settled
+from autotune.tuner.phases.explore import ALIKE, TIME_UP, explore, follow, settled
 from autotune.tuner.phases.finals import WINNER, Final
 from autotune.tuner.result import Result
 from autotune.workload import Workload
@@ -25,7 +25,7 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
 
     The default is measured first, then the suggestions of heuristics, neighbours in the database and the cost model,
     then the sampler's proposals. A workload with parts is searched part by part (:mod:`autotune.tuner.phases.compose`).
-    A workload that is like a leader of this run (:meth:`Context.leader`) takes its best configuration, if that works.
+    A workload with a leader (:meth:`Context.followed`) takes the leader's best configuration, if that works.
     Stored candidates are not measured again, and candidates claimed by another search are left to it.
 
     Ctrl-C ends the search in an orderly way: the candidates known by then are compared with the baselines, and the
@@ -42,9 +42,9 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
     granted = budget.timeout if granted is None else granted
     key = context.key(workload)
     if (found := recalled(context, workload, key, budget, granted)) is not None:
-        context.decided(workload, found)
+        context.decided(workload, found, cut=False, settled=True)
         return found
-    leader = context.leader(workload)
+    leader = context.followed(workload, budget)
     try:
         task = context.task(workload)
         context.worker(workload)  # it starts meanwhile
@@ -55,8 +55,9 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
     restarts, restart_s, baseline_s = s.worker.restarts, s.worker.restart_s, s.worker.baseline_s
     stop, error, final, broken = "", "", finals.Final(), False
     try:
-        if leader is not None and leader.best is not None and not (stop := follow(s, leader.best)):
+        if leader is not None and not (stop := follow(s)):
             compositions = context.compositions(task)
+            s.trials = max(1, s.trials - s.measured)
         if stop:
             pass
         elif compositions:
@@ -85,11 +86,12 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
             s.saved_us = max(0.0, min(rivals) - final.schedule.latency_us)
     if final.best is None and not error and not context.interrupt.requested and s.narrowed is not None:
         error = f"no candidate of {s.narrowed.source} {'works' if s.tried else 'was tried'}"
+    done = settled(stop, budget, granted) or (stop == ALIKE and leader is not None and leader.settled)
     if not error and stop:
-        context.note(s, stop, settled(stop, budget, granted), granted)
+        context.note(s, stop, done, granted)
     s.report("done", stop)
     found = result(s, final, stop, error)
-    context.decided(workload, found)
+    context.decided(workload, found, cut=stop in (TIME_UP, "interrupted"), settled=done)
     return replace(
         found,
         fault=broken,

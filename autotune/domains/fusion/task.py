@@ -27,7 +27,7 @@ from autotune.compiler.schedules.configurations import Choices, improper, join_c
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.device import describe_cuda, usable_processors
 from autotune.errors import BuildError, Unsupported
-from autotune.ir.canonical import to_workload
+from autotune.ir.canonical import to_workload, without_constants
 from autotune.ir.graph import REDUCTIONS, Graph, shared
 from autotune.space import Parameter, Space, load_space
 from autotune.task import Artifact, Composition, Config, Kernel, Ranked, Task, config_key
@@ -263,6 +263,26 @@ class FusionTask(Task):
             config = target_cpu.completed(config, [p.name for p in space])
         fitted = space.project(config)
         return None if fitted is None else self.normalize(fitted)
+
+    def take(self, config: Config, of: Workload) -> Config | None:
+        """See ``autotune.task.Task``. Groups are numbered by the graph, whose constants change the numbers."""
+        try:
+            plan = make_plan(shared(Graph.from_json(of.spec)), self.side, str(config.get("plan", "")))
+            own = self.plan_of(config)
+        except Unsupported:
+            return None
+        names = [without_constants(g.graph) for g in plan.groups]
+        mine = [without_constants(g.graph) for g in own.groups]
+        if "plan" in config:  # its text has numbers of values
+            return self.adapt(config) if names == mine else None
+        if sorted(names) != sorted(mine):
+            return None
+        parts = group_configs(plan, config)
+        order = {name: [k for k, other in enumerate(names) if other == name] for name in names}
+        try:
+            return self.adapt(self.joined(own, [parts[order[name].pop(0)] for name in mine]))
+        except (Unsupported, KeyError):
+            return None
 
     def build(self, config: Config) -> Artifact:
         if why := improper(config, self.side):  # a configuration from a database is not trusted

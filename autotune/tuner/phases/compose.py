@@ -269,8 +269,11 @@ def _wholes(s: Session, compositions: Sequence[Composition], parts: Parts) -> li
 
 
 def _elsewhere(s: Session) -> list[Config]:
-    """Return the best configurations of the whole elsewhere. Polishing may have improved them beyond their parts."""
-    found = []
+    """Return the best configurations of the whole elsewhere, and its leader's.
+
+    Polishing may have improved them beyond their parts.
+    """
+    found = [lead] if (lead := s.context.lead(s.task)) is not None else []
     for config in winners(s.context.store, s.key):
         space = _space_of(s, config)
         if space is not None and (fitted := space.project(config)) is not None:

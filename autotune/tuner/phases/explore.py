@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 
 from optuna.trial import Trial
 
-from autotune.errors import Unsupported
 from autotune.measure.outcome import Outcome
 from autotune.measure.pool import Built
 from autotune.space import Space
 from autotune.store.records import Measurement
-from autotune.task import Config, Status, Task, config_key
+from autotune.task import Config, Status, config_key
 from autotune.tuner import seeds
-from autotune.tuner.context import Context, Session
+from autotune.tuner.context import Session
 from autotune.tuner.options import Budget
 from autotune.tuner.phases.finals import is_at_floor
 from autotune.tuner.samplers import is_guided
@@ -400,7 +399,9 @@ def explore(s: Session, budget: Budget, *, until_s: float | None) -> str:
     space = s.task.space(options.space_file)
     stored = learn_stored(s)
     history = History(sampler=options.sampler, seed=options.seed, space=space, known=stored)
-    store, asked = s.context.store, options.seeds.get(workload.fingerprint, ())
+    store, asked = s.context.store, [*options.seeds.get(workload.fingerprint, ())]
+    if s.whole is None and (lead := s.context.lead(s.task)) is not None:
+        asked.insert(0, lead)
     near = store.neighbours(workload.family, s.key.device, workload.fingerprint, extent=workload.extent)
     before = seeds.winners(store, s.key)
     liked = seeds.remembered(s.context, s.task, space)
@@ -416,35 +417,27 @@ def explore(s: Session, budget: Budget, *, until_s: float | None) -> str:
     return stop
 
 
-def follow(s: Session, config: Config) -> str:
-    """Screen the best configuration of a workload that is alike, and no other.
+def follow(s: Session) -> str:
+    """Screen the configuration of a session's leader, and no other.
 
     Returns:
-        The stop reason; "" if the configuration does not fit, does not work, or was not reached in the time.
+        The stop reason; "" if the configuration does not fit or does not work, and more may be measured.
 
     Raises:
         WorkerFault: the machine failed.
     """
-    if (fitted := followed(s.context, s.task, config)) is None:
+    if (fitted := s.context.lead(s.task)) is None:
         return ""
     learn_stored(s)
     space = s.task.space_for(fitted, s.context.options.space_file)
     stop = Explorer(s, space, None, [Seed(fitted, "asked")], until_s=s.budget.until_s, patience=0).run()
     found = s.known.get(config_key(fitted))
     works = found is not None and found.status is Status.OK and s.allows(fitted)
-    return stop if s.context.interrupt.requested else ALIKE if works else ""
-
-
-def followed(context: Context, task: Task, config: Config) -> Config | None:
-    """Return the best configuration of a workload that is alike as one of the task's; None if it does not fit."""
-    adapted = task.adapt(config)
-    try:
-        space = None if adapted is None else task.space_for(adapted, context.options.space_file)
-    except Unsupported:
-        return None
-    fitted = None if space is None or adapted is None else space.project(adapted)
-    fitted = None if fitted is None else task.normalize(fitted)
-    return None if fitted is None or task.reject(fitted) is not None else fitted
+    if works and not s.context.interrupt.requested:
+        return ALIKE
+    unreached = found is None and stop in (TIME_UP, "interrupted")  # it may still be compiling
+    used_up = s.trials_left is not None and s.trials_left < 1
+    return stop if unreached or used_up or s.context.interrupt.requested else ""
 
 
 def settled(stop: str, budget: Budget, granted: float | None) -> bool:

@@ -12,7 +12,10 @@ from autotune import api
 from autotune.domains.fusion.program_spec import workloads_of
 from autotune.measure.policy import Policy
 from autotune.store import Store
-from autotune.tuner.phases.explore import ALIKE
+from autotune.tuner import study
+from autotune.tuner.context import Session
+from autotune.tuner.options import Budget
+from autotune.tuner.phases.explore import ALIKE, TIME_UP, explore
 from autotune.tuner.result import Result
 from autotune.workload import Workload
 from tests.support.toy.toy_domain import workload
@@ -83,3 +86,36 @@ def test_layers_of_a_network_with_stochastic_depth(tune: Search, store: Store) -
     assert (one.measured > 1, two.measured, three.measured) == (True, 1, 1)
     assert one.best == two.best == three.best
     assert all(r.winner and not r.failed for r in (one, two, three))
+
+
+def test_a_leader_whose_time_was_up_is_a_seed_of_a_usual_search(tune: Search, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten layers share the time: the first one's tenth found the default, and all others took it."""
+
+    def late(s: Session, budget: Budget, *, until_s: float | None) -> str:
+        explore(s, budget, until_s=until_s)
+        return TIME_UP
+
+    monkeypatch.setattr(study, "explore", late)
+    one, two = tune([layer(256), layer(128)], trials=None)
+    assert one.stop == TIME_UP
+    assert two.measured == 12, "it searches on"
+
+
+def test_a_search_with_its_own_seeds_follows_nobody(tune: Search) -> None:
+    asked = {"how": "rows", "block": 8}
+    two = layer(128)
+    one, found = tune([layer(256), two], seeds={two.fingerprint: [asked]}, trials=2)
+    assert one.best != asked
+    assert (found.measured, found.best) == (2, asked)
+
+
+def test_a_failed_configuration_counts_as_a_candidate(tune: Search) -> None:
+    _, broken = tune([layer(256), layer(32, broken={"vector": "run_memory"})], trials=2)
+    assert broken.measured <= 2
+
+
+def test_a_follower_is_finished_when_its_leader_is(tune: Search) -> None:
+    works = [layer(256), layer(128)]
+    tune(works, trials=None)
+    again = tune(works, trials=None)
+    assert [r.stop.startswith("nothing left to do") for r in again] == [True, True]

@@ -302,7 +302,7 @@ def test_workloads_that_are_alike_wait_for_their_leader(context: Context) -> Non
         assert [*dict.fromkeys(f for f, _ in noted(context))] == first_ones, "those that follow a leader do not count"
         best = {"how": "vector", "block": 2}
         found = Result(first_ones[0], "", "toy", "cuda:0", "", best=best, winner="autotune")
-        context.decided(works[0], found)
+        context.decided(works[0], found, cut=False, settled=False)
         del noted(context)[:]
         ahead.advance(3)
         settle(ahead)

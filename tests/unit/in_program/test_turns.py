@@ -101,20 +101,41 @@ def test_regions_that_differ_in_constants_follow_their_leader(clock: Clock) -> N
     assert turns.next() is None
 
 
+def test_a_region_that_could_not_follow_has_its_own_second_turn(clock: Clock) -> None:
+    """A leader without a gain had 199 s, and the slow region none."""
+    one, two = (replace_spec(region(name), alike="layers") for name in ("one", "two"))
+    turns = RegionQueue(80.0)
+    turns.add([(one, 1), (two, 1)])
+    assert [label(turns) for _ in range(2)] == ["one", "two"]
+    turns.done(result(one, 10.0, winner="autotune", best={"block": 1}))
+    turns.done(result(two, 100.0, winner="autotune", best={"block": 2}))
+    assert label(turns) == "two"
+    assert turns.next() is None
+
+
+def test_the_fastest_of_few_large_regions_is_no_limit_of_the_others(clock: Clock) -> None:
+    one, two = region("one"), region("two")
+    results = [
+        replace(result(one, 900.0), device="cuda:0", bytes_moved=3 * 10**8),
+        replace(result(two, 1000.0), device="cuda:0", bytes_moved=3 * 10**9),
+    ]
+    assert turns.gains_left([(one, 1), (two, 1)], results) == [(one, pytest.approx(800.0))]
+
+
 def test_second_turns_leave_time_to_the_graphs_that_follow(clock: Clock) -> None:
     """Llama with low-rank updates: second turns took the time of the loss, whose graph came after the budget's end."""
     slow, fast = region("slow"), region("fast")
-    turns = RegionQueue(80.0, kept_s=12.0)
+    turns = RegionQueue(80.0, kept=0.4)
     turns.add([(slow, 1), (fast, 1)])
     assert [label(turns) for _ in range(2)] == ["slow", "fast"]
     turns.done(result(slow, 100.0, winner="inductor"))
     turns.done(result(fast, 10.0, winner="inductor"))
-    turns.end = clock.monotonic() + 15.0
+    turns.end_in(6.0)
     assert turns.next() is None
-    turns.end = clock.monotonic() + 20.0
+    turns.end_in(20.0)
     again = turns.next()
     assert again is not None
-    assert again.granted == 8.0
+    assert again.granted == 12.0
 
 
 def test_a_launch_is_no_possible_gain(clock: Clock) -> None:

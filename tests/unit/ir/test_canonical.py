@@ -394,3 +394,21 @@ def test_whole_numbers_zero_and_infinity_are_no_open_constants() -> None:
     assert where(0.5) == where(0.75)
     plain = graph_of(only_region(lambda x: x + 1, t(8, 16)))
     assert without_constants(plain) == to_workload(plain).fingerprint
+
+
+def test_the_factor_of_a_mean_is_closed_and_a_large_graph_is_like_no_other() -> None:
+    def means(scale: float) -> str:
+        return without_constants(graph_of(only_region(lambda x: (x.sum(-1) * scale).exp(), t(8, 16))))
+
+    assert means(1 / 16) != means(0.3)
+    assert means(0.3) == means(0.7)
+
+    def terms(first: float) -> Graph:
+        def fn(x: Tensor) -> Tensor:
+            return sum(((x + (first + k)).exp() for k in range(150)), x)
+
+        return graph_of(only_region(fn, t(8, 16)))
+
+    large = terms(0.25)
+    assert len(large.values) > 400
+    assert without_constants(large) == to_workload(large).fingerprint
