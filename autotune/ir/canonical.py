@@ -19,13 +19,12 @@ from __future__ import annotations
 import hashlib
 import heapq
 import math
+import struct
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
-
-import numpy as np
 
 from autotune.ir.graph import REDUCTIONS, Graph, Output, Value, shared
 from autotune.ir.nodes import POINTWISE
@@ -102,12 +101,18 @@ def without_constants(graph: Graph) -> str:
     times. The numbering of such graphs differs. A graph of many values is like no other: equal terms with different
     constants take long to number.
     """
-    means = {float(np.float32(1.0 / graph.size(v.over))) for v in graph.values if v.over}
+    means = {_rounded(1.0 / graph.size(v.over)) for v in graph.values if v.over}
     closed = {0.0, 1.0, -1.0} | means
     values = tuple(v.but(number=_OPEN) if _is_open(v, closed) else v for v in graph.values)
     if values != graph.values and len(values) <= _MOST_OPEN:
         graph = canonicalize(Graph(graph.extents, values, graph.inputs, graph.outputs, graph.precision))[0]
     return digest({"kind": "fusion", "spec": graph.to_json()})
+
+
+def _rounded(number: float) -> float:
+    """The nearest float32."""
+    (rounded,) = struct.unpack("f", struct.pack("f", number))
+    return float(rounded)
 
 
 def _is_open(v: Value, closed: Container[float]) -> bool:
