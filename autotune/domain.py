@@ -187,6 +187,15 @@ def domain_of(kind: str) -> Domain:
     return found
 
 
+def alike_of(workload: Workload) -> str:
+    """The workload's kind and :meth:`Domain.alike`; a workload that the domain cannot read is like no other."""
+    try:
+        name = domain_of(workload.kind).alike(workload)
+    except Exception:  # its task raises the error again
+        name = workload.fingerprint
+    return f"{workload.kind} {name}"
+
+
 def known_domain(kind: object) -> Domain | None:
     """The domain named in a database or a file; None if it is unknown here."""
     return domain_of(kind) if isinstance(kind, str) and kind in domains() else None

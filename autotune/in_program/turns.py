@@ -95,8 +95,10 @@ class RegionQueue:
 
     def add(self, counted: Sequence[tuple[Workload, int]], *, whole: bool = False) -> None:
         """Add regions, or occurrences of known ones; with ``whole``, these are the occurrences in all graphs."""
+        from autotune.domain import alike_of
+
         new = [workload for workload, _ in counted if workload.fingerprint not in self._counts]
-        self._alike |= {workload.fingerprint: alike(workload) for workload in new}
+        self._alike |= {workload.fingerprint: alike_of(workload) for workload in new}
         if whole:
             self._counts = dict.fromkeys(self._counts, 0)
         for workload, count in counted:
@@ -217,9 +219,8 @@ def gains_left(counted: Sequence[tuple[Workload, int]], results: Sequence[Result
     """The workloads that may still gain, with the possible gain in microseconds of a step, the largest first.
 
     The possible gain is the time beyond moving the workload's bytes at the best rate of all results, and beyond the
-    shortest time of a small region, most of which is its launch. Products compute for longer, and the
-    first turns have timed their few candidates. Where Inductor is much faster than all candidates, more of them will
-    not win.
+    shortest time of a small region, most of which is its launch. Products compute for longer, and the first turns have
+    timed their few candidates. Where Inductor is much faster than all candidates, more of them will not win.
 
     Args:
         counted: workloads with their numbers of occurrences.
@@ -280,13 +281,6 @@ def step_us(counts: Mapping[str, int], results: Sequence[Result]) -> float:
     """
     times = {r.workload: r.deployed_us or r.best_us or 0.0 for r in results}
     return sum(counts.get(name, 0) * us for name, us in times.items())
-
-
-def alike(workload: Workload) -> str:
-    """See :meth:`autotune.domain.Domain.alike`."""
-    from autotune.domain import domain_of
-
-    return domain_of(workload.kind).alike(workload)
 
 
 def shares(counted: Sequence[tuple[Workload, int]]) -> dict[str, float]:

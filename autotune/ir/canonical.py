@@ -93,6 +93,7 @@ def one_body(graph: Graph) -> str:
     return _with_open_rows(graph) if row_extent(graph) else ""
 
 
+@lru_cache(maxsize=4096)
 def without_constants(graph: Graph) -> str:
     """The digest of a canonical graph with its floating constants left open.
 

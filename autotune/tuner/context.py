@@ -17,7 +17,7 @@ from typing import Any
 from autotune import __version__
 from autotune import device as devices
 from autotune.device import DeviceIdentity
-from autotune.domain import Domain, domain_of, identity_of, open_task
+from autotune.domain import Domain, alike_of, domain_of, identity_of, open_task
 from autotune.errors import Unsupported, UserError
 from autotune.files import resource_dir
 from autotune.measure.outcome import Blame, Outcome
@@ -160,13 +160,9 @@ class Context:
         return Key(fingerprint, device, environment, self.policy.key)
 
     def alike(self, workload: Workload) -> str:
-        """A name of the workload's kind and :meth:`autotune.domain.Domain.alike`; a damaged workload is like none."""
+        """See :func:`autotune.domain.alike_of`."""
         if workload.fingerprint not in self._alike:
-            try:
-                name = domain_of(workload.kind).alike(workload)
-            except Exception:  # its task raises the error again
-                name = workload.fingerprint
-            self._alike[workload.fingerprint] = f"{workload.kind} {name}"
+            self._alike[workload.fingerprint] = alike_of(workload)
         return self._alike[workload.fingerprint]
 
     def leader(self, workload: Workload) -> Leader | None:
@@ -188,16 +184,19 @@ class Context:
 
     def lead(self, task: Task) -> Config | None:
         """Return the best configuration of the task's leader as one of the task's space, or None."""
-        if (leader := self.leader(task.workload)) is None:
-            return None
-        try:
-            config = task.take(leader.config, leader.workload)
-            space = None if config is None else task.space_for(config, self.options.space_file)
-        except Unsupported:
-            return None
-        fitted = None if space is None or config is None else space.project(config)
-        fitted = None if fitted is None else task.normalize(fitted)
+        leader = self.leader(task.workload)
+        config = None if leader is None else task.take(leader.config, leader.workload)
+        fitted = None if config is None else self.fitted(task, config)
         return None if fitted is None or task.reject(fitted) is not None else fitted
+
+    def fitted(self, task: Task, config: Config) -> Config | None:
+        """Return the nearest configuration of the space of ``config``'s composition; None if there is none."""
+        try:
+            space = task.space_for(config, self.options.space_file)
+        except Unsupported:  # this version does not compose it
+            return None
+        fitted = space.project(config)
+        return None if fitted is None else task.normalize(fitted)
 
     def decided(self, workload: Workload, found: Result, *, cut: bool, settled: bool) -> None:
         """Make a search that has a winner the leader of the workloads that are alike, unless they have another."""

@@ -106,10 +106,9 @@ class Prefetcher:
             workload = self._workloads[k]
             if self._context.followed(workload, self._budget(k)) is not None:
                 led.append(k)
-            elif self._context.leader(workload) is not None:
-                others[workload.fingerprint] = k
             else:
-                others.setdefault(self._context.alike(workload), k)
+                waits = self._context.leader(workload) is None
+                others.setdefault(self._context.alike(workload) if waits else workload.fingerprint, k)
         return [*led, *list(others.values())[: self._most]]
 
     @property

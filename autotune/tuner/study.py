@@ -58,11 +58,9 @@ def tune(context: Context, workload: Workload, budget: Budget, granted: float | 
         if leader is not None and not (stop := follow(s)):
             compositions = context.compositions(task)
             s.trials = max(1, s.trials - s.measured)
-        if stop:
-            pass
-        elif compositions:
+        if not stop and compositions:
             stop = compose.search(s, compositions, granted)
-        else:
+        elif not stop:
             stop = explore(s, budget, until_s=budget.until_s)
             finals.refine(s)
         s.worker.open(workload)

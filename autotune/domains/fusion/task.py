@@ -273,9 +273,8 @@ class FusionTask(Task):
             return None
         names = [without_constants(g.graph) for g in plan.groups]
         mine = [without_constants(g.graph) for g in own.groups]
-        if "plan" in config:  # its text has numbers of values
-            return self.adapt(config) if names == mine else None
-        if sorted(names) != sorted(mine):
+        # The text of a named plan has numbers of values, too.
+        if sorted(names) != sorted(mine) or ("plan" in config and names != mine):
             return None
         parts = group_configs(plan, config)
         order = {name: [k for k, other in enumerate(names) if other == name] for name in names}

@@ -273,12 +273,8 @@ def _elsewhere(s: Session) -> list[Config]:
 
     Polishing may have improved them beyond their parts.
     """
-    found = [lead] if (lead := s.context.lead(s.task)) is not None else []
-    for config in winners(s.context.store, s.key):
-        space = _space_of(s, config)
-        if space is not None and (fitted := space.project(config)) is not None:
-            found.append(s.task.normalize(fitted))
-    return found
+    stored = (s.context.fitted(s.task, config) for config in winners(s.context.store, s.key))
+    return [config for config in (s.context.lead(s.task), *stored) if config is not None]
 
 
 def _space_of(s: Session, config: Config) -> Space | None:

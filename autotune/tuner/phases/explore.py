@@ -435,7 +435,7 @@ def follow(s: Session) -> str:
     works = found is not None and found.status is Status.OK and s.allows(fitted)
     if works and not s.context.interrupt.requested:
         return ALIKE
-    unreached = found is None and stop in (TIME_UP, "interrupted")  # it may still be compiling
+    unreached = found is None and stop == TIME_UP  # it may still be compiling
     used_up = s.trials_left is not None and s.trials_left < 1
     return stop if unreached or used_up or s.context.interrupt.requested else ""
 

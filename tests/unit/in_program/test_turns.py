@@ -23,7 +23,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(turns, "time", made)
     monkeypatch.setattr(turns, "shares", lambda counted: {w.fingerprint: n * w.spec["mib"] for w, n in counted})
-    monkeypatch.setattr(turns, "alike", lambda workload: workload.spec.get("alike", workload.fingerprint))
+    monkeypatch.setattr("autotune.domain.alike_of", lambda workload: workload.spec.get("alike", workload.fingerprint))
     return made
 
 

@@ -80,6 +80,14 @@ class Scheme(Choices):
         made = self.block(graph, config)
         return made if isinstance(made, str) else too_large(made.shared, made.threads, int(config["max_registers"]))
 
+    def distinct(self, graph: Graph, default: Config, configs: Iterable[Config]) -> list[Config]:
+        """The normalized ``configs`` that may work, each once, without ``default``."""
+        made: list[Config] = []
+        for config in (self.normalize(graph, c) for c in configs):
+            if config != default and config not in made and self.reject(graph, config) is None:
+                made.append(config)
+        return made
+
     def block(self, graph: Graph, config: Config) -> Block | str:
         """The block of :meth:`main`, or the reason why there is no such kernel; cached."""
         return _block(self, graph, tuple((k, _WITHOUT_EFFECT.get(k, v)) for k, v in sorted(config.items())))

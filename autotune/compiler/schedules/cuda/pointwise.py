@@ -133,8 +133,7 @@ class TransposeScheme(Scheme):
         out += [d | {"tile": 64, "threads_per_row": 512}, d | {"threads_per_row": threads // 2}]
         out += [d | {"vector_bytes": b} for b in _vectors(t)[1:]]
         out += [d | {"store_hint": "evict_first"}, d | {"load_hint": "evict_first"}, d | {"blocks_per_sm": 4}]
-        made = [self.normalize(graph, c) for c in out]
-        return [c for n, c in enumerate(made) if c != d and c not in made[:n] and self.reject(graph, c) is None]
+        return self.distinct(graph, d, out)
 
     def threads(self, config: Config) -> str:
         side = config.get("tile", 0)

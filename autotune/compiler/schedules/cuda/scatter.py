@@ -182,8 +182,7 @@ class ScatterScheme(Scheme):
         out += [d | {"unroll": u} for u in (1, 4)] + [d | {"prefetch": False}]
         out += [d | {"store_hint": "evict_first"}, d | {"store_hint": "streaming"}, d | {"load_hint": "evict_first"}]
         out += [d | {"max_registers": 0}, d | {"max_registers": 0, "unroll": 4}]
-        made = [self.normalize(graph, c) for c in out]
-        return [c for n, c in enumerate(made) if c != d and c not in made[:n] and self.reject(graph, c) is None]
+        return self.distinct(graph, d, out)
 
     def threads(self, config: Config) -> str:
         owned, lanes = plural(int(config["owned"]), "destination"), plural(int(config["rows_per_block"]), "match lane")
@@ -286,8 +285,7 @@ class ScatterRowsScheme(Scheme):
         out += [d | {"vector_bytes": b} for b in vectors_of_rows(s) if b != d["vector_bytes"]]
         out += [d | {"unroll": u} for u in UNROLLS] + [d | {"max_registers": cap} for cap in (32, 40, 0)]
         out += [d | {"store_hint": "evict_last"}, d | {"store_hint": "streaming"}, d | {"load_hint": "evict_first"}]
-        made = [self.normalize(graph, c) for c in out]
-        return [c for n, c in enumerate(made) if c != d and c not in made[:n] and self.reject(graph, c) is None]
+        return self.distinct(graph, d, out)
 
     def threads(self, config: Config) -> str:
         warps, owned = plural(int(config["rows_per_block"]), "warp"), plural(int(config["owned"]), "row")

@@ -460,7 +460,7 @@ class ScatterKernel:
 
         The first range is the whole block. If its terms exceed the list, the entry in the middle of the list is likely
         a term of the destination that has most. The next ranges are those before it, it alone, and those behind it.
-        Behind ``ranges`` tries each range has one destination. A range of one is not listed again.
+        After ``ranges`` tries each range has one destination. A range of one is not listed again.
         """
         zero, middle = Const(0, "int32"), int_var("middle")
         alone, many, listed = Var("alone", "bool"), Var("many", "bool"), Unary("not ", self.full)
