@@ -7,6 +7,7 @@ beam keeps the three best sets by the delta-evaluator. The search then measures:
 - Variants that keep an expensive value in memory instead of computing it twice.
 - Variants whose launches are packed or unpacked.
 - A variant that first stores an output computed from a tensor whose unit stride is across the rows.
+- A variant that first stores small values, which larger ones would compute again for each of their elements.
 
 ``autotune search --plans`` and ``autotune.search(plans=...)`` take the names of :data:`PLANS`.
 """
@@ -66,6 +67,7 @@ def shapes(graph: Graph, side: str, plans: str, figures: Figures, limit: int) ->
     ranked = _different(graph, vertices.costs, list(dict.fromkeys(found)))
     if side == "cuda" and len(vertices) <= MOST_VERTICES:
         ranked = [*_read_back_first(graph, vertices.costs, ranked[0]), *ranked]
+        ranked = [*_small_first(graph, vertices.costs, ranked[0]), *ranked]
     if plans == "model":
         return ranked[:1]
     chosen = ranked[:limit]
@@ -290,6 +292,54 @@ def _read_back_first(graph: Graph, costs: Costs, shape: Shape) -> list[Shape]:
     except Unsupported:
         return []
     return [cut]
+
+
+_SCATTERED = 48
+"""Cost of a gather whose index varies along the lanes: a warp's lanes read up to 32 lines of the first cache."""
+_REUSE = 8
+"""Least multiple of a value's size at which computing it again for each element counts."""
+
+
+def _small_first(graph: Graph, costs: Costs, shape: Shape) -> list[Shape]:
+    """The shape with small values in a first launch, if kernels would compute them again for each element of others.
+
+    Window attention adds a bias to its scores, gathered from a table by the positions in a window, which all windows
+    share. An H200 took 41 us for such a softmax of 256 x 16 x 49 x 49 numbers, whose bytes take 10. The list is empty
+    if there is no gain.
+    """
+    g, f = graph, costs.figures
+    home, live = homes(g, groups_of(shape)), set(g.live)
+    small: dict[tuple[int, ...], list[Root]] = {}
+    for i in g.live:
+        v, users = g.values[i], [j for j in g.users[i] if j in live]
+        if i in home or not v.axes or v.op not in ("gather", *POINTWISE):
+            continue
+        if not users or any(costs.size[j] < _REUSE * costs.size[i] for j in users):
+            continue
+        lane = v.axes[-1]
+        again = sum(costs.size[j] for j in users if g.values[j].axes[-1] == lane)
+        each = sum(_lane_cost(g, j, lane) for j in g.making([i], ends=home.__contains__))
+        if each > LIGHT and again * each / f.ops_gs / 1e3 > f.next_us:
+            small.setdefault(v.axes, []).append(Root("v", i))
+    if not small:
+        return []
+    cut = (tuple(map(tuple, small.values())), *shape)
+    try:
+        build_plan(graph, cut)
+    except Unsupported:
+        return []
+    return [cut]
+
+
+def _lane_cost(graph: Graph, i: int, lane: int) -> int:
+    """The cost of value ``i`` for each element along axis ``lane``; kernels compute the rest once for each row."""
+    v = graph.values[i]
+    if lane not in v.axes:
+        return 0
+    if v.op == "gather":
+        scattered = lane in graph.values[v.args[0]].axes and v.strides[v.axes.index(lane)] == 0
+        return _SCATTERED if scattered else 0
+    return POINTWISE[v.op].cost if v.op in POINTWISE else 0
 
 
 def _crosswise(graph: Graph, axes: Sequence[int], values: Iterable[int], outputs: Iterable[int]) -> float:

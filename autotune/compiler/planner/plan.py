@@ -5,12 +5,13 @@ Each group's graph is canonical, so that equal groups of different regions are e
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from autotune.compiler.planner.groups import Group, Plan, Root, Roots, Shape, Source, groups_of, names, pack, read_text
-from autotune.compiler.schedules.cuda import legal
+from autotune.compiler.schedules.cuda import legal, scheme_of
 from autotune.errors import Unsupported
 from autotune.ir.canonical import canonicalize
 from autotune.ir.graph import FLOATS, REDUCTIONS, Graph, Output, Value
@@ -107,6 +108,20 @@ def make_plan(graph: Graph, target: str = "cuda", plan: str | Shape = "") -> Pla
         raise Unsupported(f"the plan {plan!r}: {error}") from error
 
 
+def default_plan(graph: Graph, target: str = "cuda") -> Plan:
+    """The plan that a search begins with: a single group if a scheme fits that greedy plans lack, else the greedy plan.
+
+    Raises Unsupported as :func:`make_plan`.
+    """
+    plan = make_plan(graph, target)
+    if target == "cuda" and len(plan.groups) > 1:
+        with contextlib.suppress(Unsupported):
+            whole = make_plan(graph, target, ((all_roots(graph),),))
+            if not scheme_of(whole.groups[0].graph).in_default:
+                return whole
+    return plan
+
+
 def greedy(graph: Graph, target: str = "cuda", *, exact: bool = False) -> Shape:
     """The largest groups, one launch each: every root, in order, joins the latest group that it can join.
 
@@ -138,7 +153,7 @@ def greedy(graph: Graph, target: str = "cuda", *, exact: bool = False) -> Shape:
 
     def fits(roots: Sequence[Root], homes: Mapping[int, int], k: int) -> bool:
         made = sketch(graph, roots, homes, k)
-        return legal(canonicalize(made)[0] if exact else made, target)
+        return legal(canonicalize(made)[0] if exact else made, target, default=True)
 
     part_of = _parts(graph)
     for root in all_roots(graph):

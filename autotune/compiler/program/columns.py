@@ -14,6 +14,9 @@ Group norm of a channels-last tensor reduces over the positions of an image and 
 Such rows are *interleaved*: between the elements of one group, memory has those of all others. Then the positions are
 rows, all channels are columns, and images are a *batch*: each block keeps partials for columns of one image. The finish
 also reduces over the channels of a group.
+
+Rows are also *batched* if the reductions run over a part of the outer axes. The gradient of a scale for each image is a
+sum over its tokens, and the gradient of window attention's bias one over all windows.
 """
 
 from __future__ import annotations
@@ -138,20 +141,24 @@ def _axes(graph: Graph) -> _Axes:
         raise Unsupported("reductions over three sets of axes")
     if not partial:
         raise Unsupported("a reduction of everything")
+    batch = frozenset[int]()
     if len(partial) == 2:
         one, two = partial
-        if one & two or one | two != used:
+        if one & two:
             raise Unsupported("reductions over axes that are neither all rows nor all columns")
         cols = one if unit in one else two
+        batch = frozenset(used - one - two)
     else:
         (one,) = partial
         cols = one if unit in one else frozenset(used - one)
-    rows = used - cols
+    rows = used - cols - batch
     if len(overs) == 1 and unit in one and (interleaved := _interleaved(graph, one, frozenset(used))):
         return interleaved
     if unit not in cols or not rows or not overs & {frozenset(rows), frozenset(used)}:
         raise Unsupported("no reduction over all rows")
-    return _Axes(frozenset(rows), cols)
+    if batch and overs != partial:
+        raise Unsupported("a reduction of everything, and reductions over some of the rows")
+    return _Axes(frozenset(rows), cols, batch)
 
 
 def _interleaved(graph: Graph, over: frozenset[int], used: frozenset[int]) -> _Axes | None:
@@ -225,7 +232,7 @@ def split_columns(graph: Graph) -> Split:
     ordered = (*batch, *sorted(_order(walked, rows), key=lambda a: a != 0))
     inner = _order(walked, cols)
     split = Split(main, outputs, columns, ordered, inner, graph, tuple(reduced), batch, bool(axes.across))
-    if any(set(spans) != cols for spans in map(split.spans, columns) if spans or axes.across):
+    if any(set(spans) != cols for spans in map(split.spans, columns) if spans or batch):
         raise Unsupported("an accumulator that varies over some of the columns")
     return split
 
@@ -290,7 +297,7 @@ def main_program(split: Split, *, keep: bool = True, online: bool = False, unit_
         graph = joined
         rows, cols = (tuple(a - (a > outer) for a in axes if a != outer) for axes in (rows, cols))
     program = build_program(graph, keep=keep, online=online, split=(rows, cols), columns=split.columns)
-    if split.interleaved:
+    if split.interleaved or split.batch:
         program = replace(program, dynamic=-1, batches=split.batches)
     needed = {a for a in rows if not unit_rows or graph.extents[a] > 1}
     if any(not needed <= set(graph.values[i].axes) for i in program.reductions):

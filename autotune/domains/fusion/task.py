@@ -21,7 +21,7 @@ from autotune.compiler.planner.beam import MEASURED, check_plans, shapes
 from autotune.compiler.planner.cost import Costs, Figures, GroupCost, plan_us
 from autotune.compiler.planner.groups import Group, Plan, Shape, agree, group_configs
 from autotune.compiler.planner.latency import predict_cuda
-from autotune.compiler.planner.plan import make_plan, small_apart
+from autotune.compiler.planner.plan import default_plan, make_plan, small_apart
 from autotune.compiler.schedules import cpu as target_cpu
 from autotune.compiler.schedules.configurations import Choices, improper, join_configs, join_spaces
 from autotune.compiler.schedules.cuda import scheme_of
@@ -61,7 +61,7 @@ class FusionTask(Task):
         self._target, self._sms = target, sms
         self.plans = MEASURED
         self.figures: Mapping[str, float] = {}
-        self.plan: Plan = make_plan(self.graph, self.side)
+        self.plan: Plan = default_plan(self.graph, self.side)
         self._rejected: dict[str, str | None] = {}
         self._costs: dict[str, tuple[GroupCost, ...]] = {}
 
@@ -172,8 +172,7 @@ class FusionTask(Task):
 
     def plan_of(self, config: Config) -> Plan:
         """The plan named by a configuration; the greedy plan if it names none."""
-        text = str(config.get("plan", ""))
-        return make_plan(self.graph, self.side, text) if text else self.plan
+        return make_plan(self.graph, self.side, str(config.get("plan", "")))
 
     def space(self, file: str | None = None) -> Space:
         return self._space(self.plan, file)
@@ -193,8 +192,8 @@ class FusionTask(Task):
         return {} if plan.text == make_plan(self.graph, self.side).text else {"plan": plan.text}
 
     def joined(self, plan: Plan, parts: Sequence[Config]) -> Config:
-        """The region's normalised configuration under ``plan``, from its groups' configurations."""
-        return self.normalize(self._planned(plan, parts))
+        """The region's normalised configuration under ``plan``, from its groups' configurations, in any plan of theirs."""
+        return self.normalize(self._planned(plan, [{k: v for k, v in c.items() if k != "plan"} for c in parts]))
 
     def default(self) -> Config:
         return self._planned(self.plan, [on.default(g.graph) for on, g in self.sides(self.plan)])
@@ -406,6 +405,6 @@ def group_workload(graph: Graph) -> Workload:
 def _alone(group: Group, side: str) -> bool:
     """True if the group's graph plans to a single group, so that the group can be tuned separately."""
     try:
-        return len(make_plan(group.graph, side).groups) == 1
+        return len(default_plan(group.graph, side).groups) == 1
     except Unsupported:
         return False

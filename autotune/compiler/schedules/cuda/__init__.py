@@ -14,6 +14,7 @@ interleaved   as ``columns``, for rows of short pieces between those of other ro
 scatter       index-add: each block scans the indices for those of its rows
 scatter_rows  index-add along rows, each with its own indices: a warp places the terms of a sum side by side
 tile          as ``outer``, and reductions over the unit-stride axis, both inside small tiles
+batched       as ``columns``, with separate sums for each set of rows: of the tokens of an image, of all windows
 ============  =========================================================================================================
 """
 
@@ -48,12 +49,14 @@ class Scheme(Choices):
     Attributes:
         rank: schemes are tried by rank; the first that fits takes the group.
         packs: True if its groups may share launches: it is one kernel for any block size, without waits between blocks.
+        in_default: False if greedy plans leave the scheme out. Stored configurations may have these plans unnamed.
         schedule: the class of its parameters.
     """
 
     name: ClassVar[str]
     rank: ClassVar[int]
     packs: ClassVar[bool] = True
+    in_default: ClassVar[bool] = True
     schedule: ClassVar[type[CudaSchedule]] = CudaSchedule
 
     @abstractmethod
@@ -165,14 +168,13 @@ def first_fit(graph: Graph, names: Iterable[str]) -> Scheme:
     raise why
 
 
-def legal(graph: Graph, target: str) -> bool:
-    """True if a group has a kernel on ``target`` ("cuda" or "cpu")."""
+def legal(graph: Graph, target: str, *, default: bool = False) -> bool:
+    """True if a group has a kernel on ``target`` ("cuda" or "cpu"); with ``default``, one that greedy plans may have."""
     if target == "cpu":
         from autotune.compiler.targets.cpu.columns import column_split, row_wise
 
         return not has_sum_at(graph) and (row_wise(graph) or column_split(graph) is not None)
     try:
-        scheme_of(graph)
+        return scheme_of(graph).in_default or not default
     except Unsupported:
         return False
-    return True

@@ -119,14 +119,15 @@ class ColumnsScheme(Scheme):
     """Per-block partials of sums over the rows, and a second kernel."""
 
     name, rank, packs = "columns", 40, False
-    interleaved: ClassVar[bool] = False
+    kind: ClassVar[str] = "contiguous"
 
     def check(self, graph: Graph) -> None:
         split = _split(graph)
-        if split.interleaved is not self.interleaved:
-            raise Unsupported("interleaved rows" if split.interleaved else "contiguous rows")
-        if split.main.size(split.rows) < FEWEST_ROWS:
-            raise Unsupported("few rows")
+        kind = "interleaved" if split.interleaved else "batched" if split.batch else "contiguous"
+        if kind != self.kind:
+            raise Unsupported(f"{kind} rows")
+        if split.main.size(split.rows) // split.batches < FEWEST_ROWS:
+            raise Unsupported("few rows" if split.batches == 1 else "few rows in a batch")
         if split.width < 8:
             raise Unsupported("few columns")
         sums_alone = main_program(split).pointwise and not split.main.outputs
@@ -168,6 +169,9 @@ class ColumnsScheme(Scheme):
         c: Config = {"prefetch": False} | config | {"cluster": 1}
         t = int(c["threads_per_row"])
         c["rows_per_block"] = block_of(t, int(c["rows_per_block"]))
+        if program.batches > 1:  # whole sets of rows in each batch, and whole warps
+            c["rows_per_block"] = math.gcd(program.n_rows // program.batches, power_of_two(int(c["rows_per_block"])))
+            t = c["threads_per_row"] = max(t, 32 // int(c["rows_per_block"]))
         if c["keep"] == "shared":
             c["keep"] = "registers"
         c["blocks_per_sm"] = int(c["blocks_per_sm"]) or 1
@@ -302,24 +306,21 @@ def _arranged(split: Split, schedule: CudaSchedule) -> Program:
 class InterleavedScheme(ColumnsScheme):
     """The same for rows of short pieces, whose sectors row-wise kernels would read once for each of several rows."""
 
-    name, rank = "interleaved", 55
-    interleaved = True
+    name, rank, kind = "interleaved", 55, "interleaved"
 
     def check(self, graph: Graph) -> None:
         split = _split(graph)
         piece = max(piece_bytes(split.whole, i) for i in split.reduced)
         if piece >= SHORTEST_PIECE or piece % SECTOR_BYTES == 0:
             raise Unsupported("rows of whole sectors")
-        if split.main.size(split.rows) // split.batches < FEWEST_ROWS:
-            raise Unsupported("few rows in a batch")
         super().check(graph)
 
-    def normalize(self, graph: Graph, config: Config) -> Config:
-        """The same with whole sets of rows in each batch."""
-        c, program = super().normalize(graph, config), _main(graph)
-        rows = math.gcd(program.n_rows // program.batches, power_of_two(int(c["rows_per_block"])))
-        return c | {"rows_per_block": rows, "threads_per_row": max(int(c["threads_per_row"]), 32 // rows)}
+
+class BatchedScheme(ColumnsScheme):
+    """The same for several sets of rows with separate sums, which other schemes would read twice."""
+
+    name, rank, kind, in_default = "batched", 80, "batched", False
 
 
-SCHEME, INTERLEAVED = ColumnsScheme(), InterleavedScheme()
-TWO_KERNELS = (SCHEME.name, INTERLEAVED.name)
+SCHEME, INTERLEAVED, BATCHED = ColumnsScheme(), InterleavedScheme(), BatchedScheme()
+TWO_KERNELS = (SCHEME.name, INTERLEAVED.name, BATCHED.name)
