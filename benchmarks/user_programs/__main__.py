@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = program_parser(f"benchmarks.{SUITE}", __doc__, "program", rounds=5, timeout_s=1800.0)
-    about = "names as of --list, or their beginnings (default: all but those of held_out.py)"
+    about = "names as of --list, or their beginnings (default: all but those of held_out*.py)"
     parser.add_argument("--programs", type=names, metavar="A,B", help=about)
     about = f"default: all of {','.join(CONTENDERS)}"
     parser.add_argument("--contenders", type=names, default=list(CONTENDERS), metavar="A,B", help=about)
