@@ -236,8 +236,7 @@ def _searched(one: First, granted: float, again_s: float, budget_s: float, turn:
     """Search the graphs' regions without schedules for ``granted`` seconds; True if it found kernels.
 
     Args:
-        granted: 0 if other graphs have spent the budget. The next process then takes the code of this one from torch's
-            caches, and searches.
+        granted: 0 if other graphs have spent the budget. Later processes with such a budget search this graph neither.
         again_s: estimate for the second compilation.
         budget_s: of the process.
 
@@ -264,7 +263,14 @@ def _searched(one: First, granted: float, again_s: float, budget_s: float, turn:
     one.apart.rows = explained(one.apart.rows, one.reasons)
     won = any(result.winner == "autotune" for result in found)
     complete = bool(one.graphs) and not missed  # ranks that do not agree look at no graph
-    searched_s = budget_s if complete or any(map(is_decided, found)) else 0.0  # else the next process searches
+    spent = bool(missed) and not granted
+    if spent:
+        deployment().warn_once(
+            "spent budget",
+            f"autotune: {plural(sum(map(len, missed.values())), 'region')} of a later graph not reached, since its"
+            f" budget of {budget_s:.0f} s is spent: give more seconds, or run `autotune search --missed`",
+        )
+    searched_s = budget_s if complete or spent or any(map(is_decided, found)) else 0.0  # else the next process searches
     record = {"budget_s": searched_s, "tries": 0, "cut": True, "command": COMMAND}
     note_verdicts([one], record, after=won or not turn.alone)
     return won

@@ -36,9 +36,6 @@ _LOOK_S = 0.2  # between checks for an interrupt
 _STOP_S = 10.0
 """Seconds for the current region after Ctrl-C."""
 MODULE = "autotune.in_program.searching"
-_KEPT = 0.4
-"""Share of a graph's search in which no second turn begins, if other graphs of the function follow. Second turns change
-a kernel's time by 2 to 7%, the first ones of a following graph by 10 to 40%."""
 _FREE = 0.5
 """Share of a GPU's memory that must be free while the process waits for another graph, since the program runs."""
 _LATE = "the last region did not end in time, and is left to Inductor"
@@ -196,8 +193,7 @@ class Searcher(Companion):
     """
 
     def __init__(self, device: str, seconds: float, *, more: bool = False) -> None:
-        kept = _KEPT if more else 0.0
-        super().__init__(MODULE, device, seconds=seconds, measured_us=_step().measured_us, kept=kept)
+        super().__init__(MODULE, device, seconds=seconds, measured_us=_step().measured_us, more=more)
         self._more = more
         self._begun: float | None = None
         self._done = False

@@ -64,7 +64,8 @@ class Search:
             if self._rest is not None:
                 self._rest.cancel()
             first, device = self.graph is None, message["device"]
-            queue = RegionQueue(message["seconds"], message.get("measured_us", 0.0), message.get("kept", 0.0))
+            more = message.get("more", False)
+            queue = RegionQueue(message["seconds"], message.get("measured_us", 0.0), more=more)
             self.graph = GraphSearch(link, device, message["numerics"], queue)
             self._graphs.put(self.graph)
             if first:

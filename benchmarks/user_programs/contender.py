@@ -176,7 +176,7 @@ class Running:
         self._rested = True
 
     def facts(self) -> dict[str, Any]:
-        """Memory in bytes, losses, seconds of compilation, autotune's counters, versions."""
+        """Memory in bytes, losses, seconds of compilation, uses of torch's caches, autotune's counters, versions."""
         torch = self._torch
         plain = self._spec.contender in _PLAIN
         return {
@@ -187,6 +187,7 @@ class Running:
             "peak_bytes": self._peak(),
             "first_peak_bytes": self._first_peak,
             "compile_s": _compile_s(),
+            "caches": _caches(),
             "reserved_bytes": torch.cuda.max_memory_reserved() if self._cuda else None,
             "counters": {} if plain else _counters(),
             **({} if plain else _coverage()),
@@ -290,6 +291,14 @@ def _compile_s() -> dict[str, float]:
 
     sums = {name: round(sum(times), 1) for name, times in compilation_time_metrics.items()}
     return dict(sorted(((name, s) for name, s in sums.items() if s >= _PHASE_S), key=lambda item: -item[1]))
+
+
+def _caches() -> dict[str, int]:
+    """Hits, misses and bypasses of the caches of AOTAutograd and of Inductor's graphs."""
+    from torch._dynamo.utils import counters
+
+    parts = (("aot_autograd", "autograd_cache"), ("inductor", "fxgraph_cache"))
+    return {name: n for part, prefix in parts for name, n in sorted(counters[part].items()) if name.startswith(prefix)}
 
 
 def _versions() -> dict[str, str]:

@@ -192,7 +192,11 @@ class FusionTask(Task):
         return {} if plan.text == make_plan(self.graph, self.side).text else {"plan": plan.text}
 
     def joined(self, plan: Plan, parts: Sequence[Config]) -> Config:
-        """The region's normalised configuration under ``plan``, from its groups' configurations, in any plan of theirs."""
+        """The region's normalised configuration under ``plan``.
+
+        Args:
+            parts: the configurations of its groups, which may name plans of their own.
+        """
         return self.normalize(self._planned(plan, [{k: v for k, v in c.items() if k != "plan"} for c in parts]))
 
     def default(self) -> Config:

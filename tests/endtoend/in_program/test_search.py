@@ -236,12 +236,19 @@ def test_a_context_compiles_earlier_graphs_again(searches: Searches) -> None:
 
 
 def test_a_spent_budget_leaves_the_program_as_torch_compile_has_it(
-    searches: Searches, monkeypatch: pytest.MonkeyPatch
+    searches: Searches, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A later process with the same budget does not search either; one with more seconds does."""
     monkeypatch.setattr(options, "_spent_s", 97.0)
     losses, _ = train(2, search=100)
     assert searches.labels == []
     assert losses == pytest.approx(eager(2), rel=1e-4)
+    assert "2 regions of a later graph not reached, since its budget of 100 s is spent: give more" in caplog.text
+    monkeypatch.setattr(options, "_spent_s", 0.0)
+    for seconds, count in ((100, 0), (200, 1)):
+        torch._dynamo.reset()
+        train(1, search=seconds)
+        assert len(searches.labels) == count
 
 
 def test_a_budget_that_compiling_takes_still_searches(

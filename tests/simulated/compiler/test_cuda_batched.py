@@ -78,7 +78,8 @@ def test_partials_of_blocks_for_each_batch(fn: object, batches: int, width: int,
         made = scheme.emit(graph, own, 3)
         assert not made.sources[0].launch["dynamic"]
         separate = batches * 3 if fn is softmax_backward else batches
-        assert int(made.sources[0].launch["grid"]) == separate * max(1, min(24 // separate, 72 // int(own["rows_per_block"])))
+        sets = 72 // int(own["rows_per_block"])
+        assert int(made.sources[0].launch["grid"]) == separate * max(1, min(24 // separate, sets))
         check_group(graph, made, seed=batches, special=rows == 1)
 
 

@@ -262,8 +262,8 @@ def test_the_graphs_of_a_function_have_one_process(process: Process, half_free: 
         of_graph(process, more=True)
         of_graph(process, more=False)
     assert made == []
-    assert begin["kept"] == 0.4
-    assert [frame for frame in process.sent if "device" in frame] == [begin, begin, begin | {"kept": 0.0}]
+    assert begin["more"]
+    assert [frame for frame in process.sent if "device" in frame] == [begin, begin, begin | {"more": False}]
 
 
 def test_the_next_graph_s_search_is_told_what_the_earlier_ones_take(process: Process, half_free: None) -> None:

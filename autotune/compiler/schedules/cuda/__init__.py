@@ -169,7 +169,11 @@ def first_fit(graph: Graph, names: Iterable[str]) -> Scheme:
 
 
 def legal(graph: Graph, target: str, *, default: bool = False) -> bool:
-    """True if a group has a kernel on ``target`` ("cuda" or "cpu"); with ``default``, one that greedy plans may have."""
+    """True if a group has a kernel on ``target`` ("cuda" or "cpu").
+
+    Args:
+        default: only count kernels that greedy plans may have.
+    """
     if target == "cpu":
         from autotune.compiler.targets.cpu.columns import column_split, row_wise
 
