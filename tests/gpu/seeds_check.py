@@ -65,6 +65,20 @@ def loss_backward(logp: Tensor, target: Tensor, grad: Tensor, total: Tensor) -> 
     return d, d.sum(0)
 
 
+def window_backward(grad: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    """Window attention's softmax: the gradient of its scores, and of a bias that all windows share."""
+    weighted = grad.float() * p
+    d = weighted - p * weighted.sum(-1, keepdim=True)
+    return d.half(), d.sum(0)
+
+
+def image_norm_backward(grad: Tensor, score: Tensor, scale: Tensor, inverse: Tensor) -> tuple[Tensor, ...]:
+    """A norm's gradient with a scale and a shift for each image."""
+    d = grad.float() * (1 + scale.float()[:, None])
+    dx = inverse * (d - d.mean(-1, keepdim=True) - score * (d * score).mean(-1, keepdim=True))
+    return dx.to(grad.dtype), (grad * score).sum(1), grad.float().sum(1)
+
+
 ROWS, COLUMN, IDS = T(4096, 768, d=BF16), T(768, d=BF16), T(32, 128, d=I64)  # of BERT's training step
 WIDE = T(14336, 4096, d=BF16)
 CASES = {
@@ -78,6 +92,14 @@ CASES = {
     "norm_backward": norm_backward("norm_backward", 8192, 1024, F32),
     "norm_backward_narrow": norm_backward("norm_backward_narrow", 32768, 256, F32),
     "norm_backward_bf16": norm_backward("norm_backward_bf16", 2048, 4096, BF16),
+    "window_backward": Case(
+        "window_backward", window_backward, (T(256, 16, 49, 49, d=F16), T(256, 16, 49, 49))
+    ),  # of Swin-B
+    "image_norm_backward": Case(  # of a diffusion transformer
+        "image_norm_backward",
+        image_norm_backward,
+        (T(48, 256, 1152, d=BF16), T(48, 256, 1152), T(48, 1152, d=BF16), T(48, 256, 1)),
+    ),
     "packed_backward": Case("packed_backward", packed_backward, heads(32, 12, 128, 64, BF16)),
     "mixed_axes": Case("mixed_axes", mixed_axes, (T(16384, 512),)),
     "outer_softmax": Case("outer_softmax", lambda x: torch.softmax(x, 0), (T(4096, 2048),)),

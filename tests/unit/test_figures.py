@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
+from typing import Any
 
 import pytest
 
@@ -96,6 +97,12 @@ def test_the_tutorial_shows_lines_and_figures_of_a_search_that_ran() -> None:
     assert [line for line in shown if form(line) not in printed] == []
 
 
+def _graph_gain(case: dict[str, Any]) -> str:
+    """The gain of whole steps as CUDA graphs."""
+    plain, searched = (case["contenders"][name]["graph_ms"] for name in ("compile", "search"))
+    return f"{plain / searched:.2f}x"
+
+
 def test_figures_of_the_readme_are_those_of_the_files() -> None:
     readme = _text("README.md")
     masks = {case["name"]: case["launched_ratio"] for case in read(RESULTS / "h200/masks.json")["cases"]}
@@ -107,6 +114,10 @@ def test_figures_of_the_readme_are_those_of_the_files() -> None:
     assert f"on four H200s: {layers['stock_us'] / layers['autotune_us']:.2f}x" in readme
     programs = {case["name"]: case for case in read(RESULTS / "h200/user_programs.json")["cases"]}
     assert f"the gain over that is {39.7 / programs['volumes_train']['search_ms']:.2f}x" in readme
+    (swin,) = read(RESULTS / "h200/user_programs_graph.json")["cases"]
+    assert f"as one CUDA graph they gain {_graph_gain(programs['t5_train'])} and {_graph_gain(swin)}" in readme
+    (unet,) = read(RESULTS / "h200/held_out_second.json")["cases"]
+    assert f"a 2D U-Net has rounds so far: {gain(unet):.2f}x" in readme
     further = {case["name"]: case for case in read(RESULTS / "h200/held_out.json")["cases"]}
     gained = {
         "An image decoder gained": "decoder_infer", "wav2vec 2.0": "wav2vec2_train", "ModernBERT": "modernbert_train",

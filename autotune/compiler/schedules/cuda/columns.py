@@ -169,7 +169,7 @@ class ColumnsScheme(Scheme):
         c: Config = {"prefetch": False} | config | {"cluster": 1}
         t = int(c["threads_per_row"])
         c["rows_per_block"] = block_of(t, int(c["rows_per_block"]))
-        if program.batches > 1:  # whole sets of rows in each batch, and whole warps
+        if program.batches > 1:  # A batch has whole sets of rows, and a block whole warps.
             c["rows_per_block"] = math.gcd(program.n_rows // program.batches, power_of_two(int(c["rows_per_block"])))
             t = c["threads_per_row"] = max(t, 32 // int(c["rows_per_block"]))
         if c["keep"] == "shared":

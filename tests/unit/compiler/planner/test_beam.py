@@ -166,3 +166,48 @@ def test_a_softmax_of_everything_is_taken_apart() -> None:
     assert write_text(shapes(graph, "cuda", MEASURED, F, 8)[0]) == apart
     small = task_of(softmax_of_everything(16, 32)).graph  # one block is as fast
     assert shape_us(small, Costs(small, F), read_text(apart)) > shape_us(small, Costs(small, F), read_text(whole))
+
+
+def windows(table: torch.Tensor, index: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """Window attention's softmax: all windows have a bias gathered from one table."""
+    bias = table[index].permute(2, 0, 1)
+    return torch.softmax(scores.float() + bias, -1).to(scores.dtype)
+
+
+def turned(angles: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Rotations by angles that all heads share."""
+    return x * angles.cos() + x.flip(-1) * angles.sin()
+
+
+def embedded(table: torch.Tensor, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Rows of a table, whose elements are adjacent, for all of a batch."""
+    return torch.softmax(x + table[ids], -1)
+
+
+I64 = torch.int64
+
+
+@pytest.mark.parametrize(
+    ("fn", "given", "first"),
+    [
+        (windows, (torch.empty(169, 16), torch.zeros(49, 49, dtype=I64), torch.empty(256, 16, 49, 49)), ["gather"]),
+        (windows, (torch.empty(169, 16), torch.zeros(49, 49, dtype=I64), torch.empty(4, 16, 49, 49)), None),
+        (turned, (torch.empty(2048, 64), torch.empty(64, 2048, 64)), ["cos", "sin"]),
+        (turned, (torch.empty(32, 64), torch.empty(64, 32, 64)), None),
+        (embedded, (torch.empty(4096, 256), torch.zeros(512, dtype=I64), torch.empty(256, 512, 256)), None),
+    ],
+    ids=["windows", "few windows", "angles", "few angles", "rows of a table"],
+)
+def test_what_larger_values_would_compute_again_is_stored_first(
+    fn: object, given: tuple[torch.Tensor, ...], first: list[str] | None
+) -> None:
+    ((work, _),) = workloads_of(fn, given, None, "small", train=False)  # type: ignore[arg-type]
+    graph = Graph.from_json(work.spec)
+    found = shapes(graph, "cuda", MEASURED, F, 4)
+    kept = [[r for group in launch for r in group if r.kind == "v"] for shape in found for launch in shape]
+    if first is None:
+        assert not any(kept)
+        return
+    assert sorted(graph.values[r.number].op for r in kept[0]) == first
+    assert make_plan(graph).shape in found
+    assert not any(r.kind == "v" for shape in shapes(graph, "cpu", MEASURED, F, 4) for g in shape[0] for r in g)
