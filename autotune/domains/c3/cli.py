@@ -133,7 +133,7 @@ def search_scenarios(
 
 
 def _show(answer: Mapping[str, Any]) -> None:
-    from autotune.domains.c3.answers import print_scenario
+    from autotune.domains.c3.results import print_scenario
 
     for scenario in answer["workloads"]:
         print_scenario(scenario)
@@ -208,7 +208,7 @@ def _command(args: argparse.Namespace) -> str:
 
 
 def _one(store: Store, result: Result, scenario: Scenario, device: str) -> dict[str, Any]:
-    from autotune.domains.c3.answers import deployed_config, figures
+    from autotune.domains.c3.results import deployed_config, figures
 
     side = device.partition(":")[0]
     config = deployed_config(result.best, result.winner, side)
@@ -246,7 +246,7 @@ def lookup(args: argparse.Namespace) -> int:
     """Look up the strategy with which a scenario would be deployed; returns 0 at every match level."""
     with machine_output(args.json) as emit:
         from autotune.device import environment, resolve_device
-        from autotune.domains.c3.answers import figures, print_scenario
+        from autotune.domains.c3.results import figures, print_scenario
 
         device = resolve_device(args.device)
         scenario, name = scenario_of(args, device)
