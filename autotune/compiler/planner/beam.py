@@ -21,6 +21,7 @@ from autotune.compiler.planner.cost import Costs, Figures, plan_us
 from autotune.compiler.planner.groups import Root, Roots, Shape, groups_of, pack
 from autotune.compiler.planner.patterns import Mask, Vertices, bits, candidates, union
 from autotune.compiler.planner.plan import build_plan, by_rows, can_be_read_back, cone, homes, make_plan
+from autotune.compiler.program.vectors import unit_axis
 from autotune.errors import Unsupported, UserError
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
 from autotune.ir.nodes import LIGHT, POINTWISE
@@ -308,22 +309,28 @@ def _small_first(graph: Graph, costs: Costs, shape: Shape) -> list[Shape]:
     if there is no gain.
     """
     g, f = graph, costs.figures
-    home, live = homes(g, groups_of(shape)), set(g.live)
-    small: dict[tuple[int, ...], list[Root]] = {}
+    home, live, unit = homes(g, groups_of(shape)), set(g.live), unit_axis(g)
+    small: dict[int, set[int]] = {}
     for i in g.live:
         v, users = g.values[i], [j for j in g.users[i] if j in live]
         if i in home or not v.axes or v.op not in ("gather", *POINTWISE):
             continue
         if not users or any(costs.size[j] < _REUSE * costs.size[i] for j in users):
             continue
-        lane = v.axes[-1]
-        again = sum(costs.size[j] for j in users if g.values[j].axes[-1] == lane)
-        each = sum(_lane_cost(g, j, lane) for j in g.making([i], ends=home.__contains__))
-        if each > LIGHT and again * each / f.ops_gs / 1e3 > f.next_us:
-            small.setdefault(v.axes, []).append(Root("v", i))
-    if not small:
+        making, again = set(g.making([i])), 0.0
+        for j in users:
+            lane = unit if unit in g.values[j].axes else g.values[j].axes[-1]
+            each = sum(_lane_cost(g, k, lane) for k in making)
+            again += costs.size[j] * each if lane in v.axes and each > LIGHT else 0.0
+        if making.isdisjoint(home) and again / f.ops_gs / 1e3 > f.next_us:
+            small[i] = making
+    groups: dict[tuple[int, ...], list[Root]] = {}
+    for i in small:
+        if not any(i in making for j, making in small.items() if j != i):  # what makes another one is in its group
+            groups.setdefault(g.values[i].axes, []).append(Root("v", i))
+    if not groups:
         return []
-    cut = (tuple(map(tuple, small.values())), *shape)
+    cut = (tuple(map(tuple, groups.values())), *shape)
     try:
         build_plan(graph, cut)
     except Unsupported:

@@ -269,15 +269,17 @@ class FusionTask(Task):
 
     def take(self, config: Config, of: Workload) -> Config | None:
         """See ``autotune.task.Task``. Groups are numbered by the graph, whose constants change the numbers."""
+        graph = shared(Graph.from_json(of.spec))
         try:
-            plan = make_plan(shared(Graph.from_json(of.spec)), self.side, str(config.get("plan", "")))
-            own = self.plan_of(config)
+            plan = make_plan(graph, self.side, str(config.get("plan", "")))
+            named = "plan" in config and plan != default_plan(graph, self.side)
+            own = self.plan_of(config) if named else self.plan if "plan" in config else make_plan(self.graph, self.side)
         except Unsupported:
             return None
         names = [without_constants(g.graph) for g in plan.groups]
         mine = [without_constants(g.graph) for g in own.groups]
-        # The text of a named plan has numbers of values, too.
-        if sorted(names) != sorted(mine) or ("plan" in config and names != mine):
+        # The text of a named plan has numbers of values, too; a default plan has the own text here.
+        if sorted(names) != sorted(mine) or (named and names != mine):
             return None
         parts = group_configs(plan, config)
         order = {name: [k for k, other in enumerate(names) if other == name] for name in names}

@@ -47,6 +47,30 @@ def test_two_sums_of_a_row(fn: object, threads: int, rows: int) -> None:
     check_group(group.graph, made, seed=threads, special=rows == 1)
 
 
+def counted(x: Tensor) -> Tensor:
+    """Two sums of floats and one of integers, whose arrays in shared memory have other lengths."""
+    return x - x.amax(-1, keepdim=True) - x.sum(-1, keepdim=True) * (x > 0).sum(-1, keepdim=True)
+
+
+def counted_columns(x: Tensor) -> tuple[Tensor, ...]:
+    """The same with a maximum over the rows."""
+    y = counted(x)
+    return y, y.amax(0)
+
+
+@pytest.mark.parametrize(("fn", "name"), [(counted, "rows"), (counted_columns, "columns")])
+@pytest.mark.parametrize(("threads", "rows"), [(64, 2), (96, 1), (256, 4)])
+def test_row_after_row_with_sums_of_several_types(fn: object, name: str, threads: int, rows: int) -> None:
+    """Rows alternate between two halves of each array, and all types have the same distance between them."""
+    (group,) = task_of(fn, torch.randn(200, 33)).plan.groups
+    scheme = scheme_of(group.graph)
+    assert scheme.name == name
+    shape = {"threads_per_row": threads, "rows_per_block": rows, "blocks_per_sm": 1}
+    config = scheme.normalize(group.graph, scheme.default(group.graph) | shape)
+    assert scheme.reject(group.graph, config) is None
+    check_group(group.graph, scheme.emit(group.graph, config, 3), seed=threads)
+
+
 def layer_norm_backward(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     """Two sums a row, two over all rows."""
     h = g * w

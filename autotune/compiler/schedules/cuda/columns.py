@@ -236,16 +236,20 @@ class ColumnsScheme(Scheme):
         made = self.block(graph, config)
         if isinstance(made, str):
             return made
+        return self.overfull(graph, config, made.threads)
+
+    def overfull(self, graph: Graph, config: Config, threads: int) -> str | None:
+        """The reason why a thread cannot hold its accumulators and kept values, or None; ``threads`` of a block."""
         program = _arranged(_split(graph), CudaSchedule.from_config(config))
         vec = vector_length(program, int(config["vector_bytes"]))
         words = accumulators(program, vec, _packs(program, config, vec))
         if words > ACCUMULATORS_KEPT:
             return f"{words} accumulators a thread"
         kept = row_wise.kept_words(program) * vec * _packs(program, config, vec) if config["keep"] == "registers" else 0
-        if (words + kept + 24) * made.threads > 65536:
-            return f"{words + kept:.0f} registers a thread for accumulators and kept values do not fit {made.threads}"
+        if (words + kept + 24) * threads > 65536:
+            return f"{words + kept:.0f} registers a thread for accumulators and kept values do not fit {threads}"
         cap = int(config["max_registers"])
-        if cap and (words + kept + 16 > cap or cap * made.threads > 65536):
+        if cap and (words + kept + 16 > cap or cap * threads > 65536):
             return f"{words + kept:.0f} accumulators and kept values under a cap of {cap} registers"
         return None
 
@@ -320,6 +324,12 @@ class BatchedScheme(ColumnsScheme):
     """The same for several sets of rows with separate sums, which other schemes would read twice."""
 
     name, rank, kind, in_default = "batched", 80, "batched", False
+
+    def check(self, graph: Graph) -> None:
+        super().check(graph)
+        config = self.default(graph)
+        if why := self.overfull(graph, config, int(config["threads_per_row"]) * int(config["rows_per_block"])):
+            raise Unsupported(why)
 
 
 SCHEME, INTERLEAVED, BATCHED = ColumnsScheme(), InterleavedScheme(), BatchedScheme()

@@ -325,8 +325,13 @@ class SharedArrays:
     def array(self, dtype: str) -> Var:
         return Var(f"{self.name}{dtype}", dtype)
 
-    def declared(self, times: int = 1) -> list[Stmt]:
-        return [Shared(self.array(t), n * times, t) for t, n in self.sizes.items()]
+    def declared(self, second: int = 0) -> list[Stmt]:
+        """The declarations of the arrays.
+
+        Args:
+            second: element at which a second half begins in each array: after the longest half of any type.
+        """
+        return [Shared(self.array(t), second + n, t) for t, n in self.sizes.items()]
 
 
 class Reductions(ABC, Generic[Carried]):

@@ -184,6 +184,13 @@ def embedded(table: torch.Tensor, ids: torch.Tensor, x: torch.Tensor) -> torch.T
     return torch.softmax(x + table[ids], -1)
 
 
+def chained(table: torch.Tensor, index: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """A small value that needs a sum cannot be stored before it; another one can."""
+    bias = table[index].permute(2, 0, 1)
+    weight = (bias - bias.sum(-1, keepdim=True)).erf()
+    return (scores * weight).sum(-1) * (scores * (table + 1)[index.t()].permute(2, 0, 1)).sum(-1)
+
+
 I64 = torch.int64
 
 
@@ -192,11 +199,12 @@ I64 = torch.int64
     [
         (windows, (torch.empty(169, 16), torch.zeros(49, 49, dtype=I64), torch.empty(256, 16, 49, 49)), ["gather"]),
         (windows, (torch.empty(169, 16), torch.zeros(49, 49, dtype=I64), torch.empty(4, 16, 49, 49)), None),
+        (chained, (torch.empty(169, 16), torch.zeros(49, 49, dtype=I64), torch.empty(256, 16, 49, 49)), ["add"]),
         (turned, (torch.empty(2048, 64), torch.empty(64, 2048, 64)), ["cos", "sin"]),
         (turned, (torch.empty(32, 64), torch.empty(64, 32, 64)), None),
         (embedded, (torch.empty(4096, 256), torch.zeros(512, dtype=I64), torch.empty(256, 512, 256)), None),
     ],
-    ids=["windows", "few windows", "angles", "few angles", "rows of a table"],
+    ids=["windows", "few windows", "behind a sum", "angles", "few angles", "rows of a table"],
 )
 def test_what_larger_values_would_compute_again_is_stored_first(
     fn: object, given: tuple[torch.Tensor, ...], first: list[str] | None

@@ -81,6 +81,27 @@ def test_a_named_plan_of_another_order_is_not_taken() -> None:
     assert taken < len(named) * (len(tasks) - 1)
 
 
+def scaled(p: float, q: float) -> Workload:
+    """Sums over a row and over the rows of an image, which one kernel of a named plan computes."""
+
+    def fn(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        d = x * p + y * q
+        return d - d.sum(-1, keepdim=True) * q, (d * x).sum(1)
+
+    return workload_of(canonicalize(graph_of(only_region(fn, t(4, 72, 40), t(4, 72, 40))))[0])
+
+
+def test_a_default_plan_that_is_named_is_taken_under_the_own_text() -> None:
+    tasks = [FusionTask(scaled(p, q), "cuda:0", target="sm_90", sms=132) for p, q in PAIRS]
+    assert len({DOMAIN.alike(task.workload) for task in tasks}) == 1
+    configs = [task.normalize(task.default()) for task in tasks]
+    assert len({config["plan"] for config in configs}) > 1, "values of some have other numbers"
+    for (leader, config), (follower, own) in itertools.permutations(zip(tasks, configs, strict=True), 2):
+        found = follower.take(config, leader.workload)
+        assert found == own
+        assert follower.reject(found) is None
+
+
 def part_default(part: Workload) -> dict[str, Any]:
     task = FusionTask(part, "cuda:0", target="sm_90", sms=132)
     return dict(task.normalize(task.default()))

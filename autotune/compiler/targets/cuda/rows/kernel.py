@@ -307,7 +307,8 @@ class RowKernel:
         units = Units(self.emitter.inner_rows(), threads.rows_per_block, self.program.dynamic == 0)
         row, per_block = self.row(), threads.rows_per_block
         body: list[Stmt] = [Assign(THREAD, ThreadIndex()), *threads.indices()]
-        body += [Assign(threads.rows, units.total(threads.count)), *reductions.of_warps.declared(self.halves)]
+        body += [Assign(threads.rows, units.total(threads.count))]
+        body += reductions.of_warps.declared((self.halves - 1) * reductions.span)
         body += [Assign(reductions.parity, Const(0, "int32"))] if reductions.of_warps.sizes else []
         body += reductions.of_blocks.declared()
         body.append(Assign(threads.row_sets, threads.number((threads.rows + (per_block - 1)) // per_block)))
