@@ -84,6 +84,8 @@ def _planned(graph: Graph, given: Shape, target: str) -> Plan:
     shape = greedy(graph, target)
     try:
         plan = build_plan(graph, shape, target)
+        if not all(legal(group.graph, target, default=True) for group in plan.groups):
+            raise Unsupported("a scheme that greedy plans leave out")
     except Unsupported:
         shape = greedy(graph, target, exact=True)
         plan = build_plan(graph, shape, target)
