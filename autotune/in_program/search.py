@@ -236,7 +236,7 @@ def _searched(one: First, granted: float, again_s: float, budget_s: float, turn:
     """Search the graphs' regions without schedules for ``granted`` seconds; True if it found kernels.
 
     Args:
-        granted: 0 if other graphs have spent the budget. Later processes with such a budget search this graph neither.
+        granted: 0 if other graphs have spent the budget. Later processes with such a budget do not search this graph.
         again_s: estimate for the second compilation.
         budget_s: of the process.
 

@@ -141,18 +141,7 @@ def segmentation(setup: Setup) -> Program:
         labels = torch.randint(0, classes, (count, side, side), device=setup.device)
         return torch.rand(count, 3, side, side, device=setup.device), labels
 
-    following = batches(batch)
-
-    def step() -> Tensor:
-        loss = compiled(*following())
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        found: Tensor = loss
-        return found
-
-    return Program(True, step)
+    return fitted(compiled, batches(batch), optimizer, clip=1.0)
 
 
 def efficientnet(setup: Setup) -> Program:
@@ -265,21 +254,12 @@ def conformer(setup: Setup) -> Program:
         spoken = torch.tensor(lengths(count, symbols // 2, symbols), device=setup.device)
         return sound, frames, torch.randint(1, vocabulary, (count, symbols), device=setup.device), spoken
 
-    following = batches(batch)
-
-    def step() -> Tensor:
-        sound, frames, texts, spoken = following()
+    def loss_of(sound: Tensor, frames: Tensor, texts: Tensor, spoken: Tensor) -> Tensor:
         with setup.autocast():
             scores = compiled(sound, frames)
-        loss: Any = F.ctc_loss(scores, texts, frames, spoken, zero_infinity=True)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-        optimizer.step()
-        found: Tensor = loss
-        return found
+        return F.ctc_loss(scores, texts, frames, spoken, zero_infinity=True)
 
-    return Program(True, step)
+    return fitted(loss_of, batches(batch), optimizer, clip=5.0)
 
 
 HELD_OUT_SECOND = named(

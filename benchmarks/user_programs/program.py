@@ -179,18 +179,28 @@ def batches(make: Callable[[], Any], count: int = 4) -> Callable[[], Any]:
     return lambda: next(turn)
 
 
-def fitted(loss_of: Callable[..., Tensor], following: Callable[[], Any], optimizer: torch.optim.Optimizer) -> Program:
+def fitted(
+    loss_of: Callable[..., Tensor],
+    following: Callable[[], Any],
+    optimizer: torch.optim.Optimizer,
+    *,
+    clip: float | None = None,
+) -> Program:
     """Training by the shortest loop: a loss, its gradients, the optimizer's step.
 
     Args:
         loss_of: of a batch's parts.
         following: the next batch.
+        clip: largest norm of all gradients together; None to leave them.
     """
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
 
     def step() -> Tensor:
         loss = loss_of(*following())
         optimizer.zero_grad()
         loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(weights, clip)
         optimizer.step()
         return loss
 

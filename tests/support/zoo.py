@@ -244,6 +244,13 @@ def embeddings_ln_dropout(
     return h, *statistics, dropped(y)[0]
 
 
+def window_backward(p: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Window attention: gradients of scores [windows, heads, queries, keys], and of a bias for all windows."""
+    weighted = grad.float() * p
+    d = weighted - p * weighted.sum(-1, keepdim=True)
+    return d.half(), d.sum(0)
+
+
 def scatter_tied(extent: int, padding: int = -1) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """The gradient of an embedding of so many rows, and that of a decoder tied to it."""
 

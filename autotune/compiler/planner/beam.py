@@ -239,14 +239,17 @@ def _cuts(graph: Graph, costs: Costs, shape: Shape) -> list[Shape]:
         us = shape_us(graph, costs, cut)
         if us < base * 1.1:
             found.append((us, cut))
-    legal = []
-    for _, cut in sorted(found, key=lambda f: f[0])[:4]:
-        try:
-            build_plan(graph, cut)
-        except Unsupported:
-            continue
-        legal.append(cut)
-    return legal[:2]
+    return _legal(graph, [cut for _, cut in sorted(found, key=lambda f: f[0])[:4]])[:2]
+
+
+def _legal(graph: Graph, found: Iterable[Shape]) -> list[Shape]:
+    """Those of the shapes that have a plan."""
+    made = []
+    for shape in found:
+        with contextlib.suppress(Unsupported):
+            build_plan(graph, shape)
+            made.append(shape)
+    return made
 
 
 _ACROSS = 3.0
@@ -288,11 +291,7 @@ def _read_back_first(graph: Graph, costs: Costs, shape: Shape) -> list[Shape]:
     k = -max(found)[1]
     apart = (tuple(tuple(r for r in group if r != Root("o", k)) for group in launch) for launch in shape)
     cut = (((Root("b", k),),), *(tuple(group for group in launch if group) for launch in apart if any(launch)))
-    try:
-        build_plan(graph, cut)
-    except Unsupported:
-        return []
-    return [cut]
+    return _legal(graph, [cut])
 
 
 _SCATTERED = 48
@@ -328,14 +327,7 @@ def _small_first(graph: Graph, costs: Costs, shape: Shape) -> list[Shape]:
     for i in small:
         if not any(i in making for j, making in small.items() if j != i):  # what makes another one is in its group
             groups.setdefault(g.values[i].axes, []).append(Root("v", i))
-    if not groups:
-        return []
-    cut = (tuple(map(tuple, groups.values())), *shape)
-    try:
-        build_plan(graph, cut)
-    except Unsupported:
-        return []
-    return [cut]
+    return _legal(graph, [(tuple(map(tuple, groups.values())), *shape)] if groups else [])
 
 
 def _lane_cost(graph: Graph, i: int, lane: int) -> int:

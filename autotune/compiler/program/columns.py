@@ -62,6 +62,11 @@ class Split:
     interleaved: bool = False
 
     @property
+    def kind(self) -> str:
+        """ "contiguous", "interleaved" or "batched": the rows of both latter are in separate sets."""
+        return "interleaved" if self.interleaved else "batched" if self.batch else "contiguous"
+
+    @property
     def width(self) -> int:
         return self.main.size(self.cols)
 
@@ -232,7 +237,7 @@ def split_columns(graph: Graph) -> Split:
     ordered = (*batch, *sorted(_order(walked, rows), key=lambda a: a != 0))
     inner = _order(walked, cols)
     split = Split(main, outputs, columns, ordered, inner, graph, tuple(reduced), batch, bool(axes.across))
-    if any(set(spans) != cols for spans in map(split.spans, columns) if spans or batch):
+    if any(set(spans) != cols for spans in map(split.spans, columns) if spans or split.kind != "contiguous"):
         raise Unsupported("an accumulator that varies over some of the columns")
     return split
 
@@ -297,7 +302,7 @@ def main_program(split: Split, *, keep: bool = True, online: bool = False, unit_
         graph = joined
         rows, cols = (tuple(a - (a > outer) for a in axes if a != outer) for axes in (rows, cols))
     program = build_program(graph, keep=keep, online=online, split=(rows, cols), columns=split.columns)
-    if split.interleaved or split.batch:
+    if split.kind != "contiguous":
         program = replace(program, dynamic=-1, batches=split.batches)
     needed = {a for a in rows if not unit_rows or graph.extents[a] > 1}
     if any(not needed <= set(graph.values[i].axes) for i in program.reductions):

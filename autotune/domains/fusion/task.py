@@ -61,9 +61,14 @@ class FusionTask(Task):
         self._target, self._sms = target, sms
         self.plans = MEASURED
         self.figures: Mapping[str, float] = {}
-        self.plan: Plan = default_plan(self.graph, self.side)
+        make_plan(self.graph, self.side)  # raises Unsupported, if there is none
         self._rejected: dict[str, str | None] = {}
         self._costs: dict[str, tuple[GroupCost, ...]] = {}
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan of the default configuration; a build needs that of its own configuration alone."""
+        return default_plan(self.graph, self.side)
 
     def under(self, method: str, figures: Mapping[str, float]) -> FusionTask:
         """Return a copy of this task with a choice of :data:`autotune.compiler.planner.beam.PLANS`."""
@@ -272,14 +277,14 @@ class FusionTask(Task):
         graph = shared(Graph.from_json(of.spec))
         try:
             plan = make_plan(graph, self.side, str(config.get("plan", "")))
-            named = "plan" in config and plan != default_plan(graph, self.side)
-            own = self.plan_of(config) if named else self.plan if "plan" in config else make_plan(self.graph, self.side)
+            default = plan == default_plan(graph, self.side)
+            own = self.plan if default else self.plan_of(config)
         except Unsupported:
             return None
         names = [without_constants(g.graph) for g in plan.groups]
         mine = [without_constants(g.graph) for g in own.groups]
-        # The text of a named plan has numbers of values, too; a default plan has the own text here.
-        if sorted(names) != sorted(mine) or (named and names != mine):
+        # The text of another named plan has numbers of values, too.
+        if sorted(names) != sorted(mine) or (not default and "plan" in config and names != mine):
             return None
         parts = group_configs(plan, config)
         order = {name: [k for k, other in enumerate(names) if other == name] for name in names}

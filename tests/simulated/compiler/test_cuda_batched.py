@@ -13,18 +13,11 @@ from autotune.compiler.schedules.cuda import legal, scheme_of
 from autotune.compiler.schedules.cuda.columns import BATCHED, BatchedScheme
 from autotune.compiler.targets.cpu.columns import column_split
 from autotune.compiler.targets.cuda.compile import build
-from autotune.domains.fusion.program_spec import workloads_of
 from autotune.domains.fusion.task import FusionTask
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
-from tests.support.simulator.groups import check_group
-
-
-def softmax_backward(p: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """[windows, heads, queries, keys]: the gradient of the scores, and of the bias that all windows share."""
-    weighted = grad.float() * p
-    d = weighted - p * weighted.sum(-1, keepdim=True)
-    return d.half(), d.sum(0)
+from tests.support.simulator.groups import check_group, task_of
+from tests.support.zoo import window_backward
 
 
 def modulated_backward(x: Tensor, grad: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
@@ -44,19 +37,13 @@ def extremes(x: Tensor) -> tuple[Tensor, ...]:
 
 
 def inputs_of(fn: object, batches: int, rows: int, width: int) -> tuple[Tensor, ...]:
-    if fn is softmax_backward:
+    if fn is window_backward:
         p = torch.randn(rows, batches, 3, width).softmax(-1)
         return p, torch.randn(rows, batches, 3, width).half()
     x = torch.randn(batches, rows, width)
     if fn is extremes:
         return (x.half(),)
     return x, torch.randn(batches, rows, width), torch.randn(batches, width)
-
-
-def task_of(fn: object, *args: Tensor) -> FusionTask:
-    """The task of a function of one region, for a device of three multiprocessors."""
-    (work, _), *_ = workloads_of(fn, args)  # type: ignore[arg-type]
-    return FusionTask(work, "cuda:0", target="sm_90", sms=3)
 
 
 def batched(fn: object, *args: Tensor) -> tuple[Graph, BatchedScheme]:
@@ -66,7 +53,7 @@ def batched(fn: object, *args: Tensor) -> tuple[Graph, BatchedScheme]:
     return group.graph, scheme
 
 
-@pytest.mark.parametrize("fn", [softmax_backward, modulated_backward, extremes])
+@pytest.mark.parametrize("fn", [window_backward, modulated_backward, extremes])
 @pytest.mark.parametrize(("batches", "width"), [(2, 49), (5, 40)])
 @pytest.mark.parametrize(("threads", "rows"), [(32, 1), (8, 4), (16, 2)])
 def test_partials_of_blocks_for_each_batch(fn: object, batches: int, width: int, threads: int, rows: int) -> None:
@@ -77,14 +64,14 @@ def test_partials_of_blocks_for_each_batch(fn: object, batches: int, width: int,
         assert scheme.reject(graph, own) is None
         made = scheme.emit(graph, own, 3)
         assert not made.sources[0].launch["dynamic"]
-        separate = batches * 3 if fn is softmax_backward else batches
+        separate = batches * 3 if fn is window_backward else batches
         sets = 72 // int(own["rows_per_block"])
         assert int(made.sources[0].launch["grid"]) == separate * max(1, min(24 // separate, sets))
         check_group(graph, made, seed=batches, special=rows == 1)
 
 
 def test_seeds_and_the_default_are_right() -> None:
-    graph, scheme = batched(softmax_backward, *inputs_of(softmax_backward, 2, 64, 49))
+    graph, scheme = batched(window_backward, *inputs_of(window_backward, 2, 64, 49))
     configs = [scheme.default(graph), *scheme.seeds(graph)]
     assert sum(scheme.reject(graph, config) is None for config in configs) > 4
     for config in configs:
@@ -93,7 +80,7 @@ def test_seeds_and_the_default_are_right() -> None:
 
 
 def test_default_kernels_of_window_attention_do_not_spill() -> None:
-    graph, scheme = batched(softmax_backward, *inputs_of(softmax_backward, 4, 256, 49))
+    graph, scheme = batched(window_backward, *inputs_of(window_backward, 4, 256, 49))
     for source in scheme.emit(graph, scheme.default(graph), 132).sources:
         assert build(source).resources["stack"] == 0
 
@@ -126,7 +113,7 @@ def test_a_sum_of_everything_is_apart() -> None:
 
 def test_stored_configurations_without_a_plan_keep_their_groups() -> None:
     """The greedy plan of a region stays what it was, and a search's configurations name the new one."""
-    task = task_of(softmax_backward, *inputs_of(softmax_backward, 2, 72, 49))
+    task = task_of(window_backward, *inputs_of(window_backward, 2, 72, 49))
     greedy = make_plan(task.graph, "cuda")
     assert [scheme_of(g.graph).name for g in greedy.groups] == ["rows", "columns"] or len(greedy.groups) > 1
     assert task.plan_of({}) == greedy
@@ -144,9 +131,9 @@ def test_a_group_of_a_larger_plan_is_a_part_with_such_rows() -> None:
 
     def fn(table: Tensor, index: Tensor, scores: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         bias = table[index].permute(2, 0, 1)
-        return softmax_backward((scores + bias).sigmoid(), grad)
+        return window_backward((scores + bias).sigmoid(), grad)
 
-    p, grad = inputs_of(softmax_backward, 4, 1024, 49)
+    p, grad = inputs_of(window_backward, 4, 1024, 49)
     index = torch.randint(0, 60, (3, 49))
     task = task_of(fn, torch.randn(60, 4), index, p, grad)
     found = [make_plan(task.graph, "cuda", s) for s in shapes(task.graph, "cuda", "measured", Figures(), 6)]

@@ -10,17 +10,9 @@ from autotune.compiler.program.program import stride_of
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.schedules.cuda.columns import _main
 from autotune.compiler.targets.cuda.compile import build, compile_ptx
-from autotune.domains.fusion.program_spec import workloads_of
-from autotune.domains.fusion.task import FusionTask
-from tests.support.simulator.groups import check_group
+from tests.support.simulator.groups import check_group, task_of
 
 PLAIN = {"keep": "registers", "unroll": 1, "online": False, "blocks_per_sm": 0, "vector_bytes": 4}
-
-
-def task_of(fn: object, *args: Tensor) -> FusionTask:
-    """The task of a function of one region, for a device of three multiprocessors."""
-    (work, _), *_ = workloads_of(fn, args)  # type: ignore[arg-type]
-    return FusionTask(work, "cuda:0", target="sm_90", sms=3)
 
 
 def two_sums(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:

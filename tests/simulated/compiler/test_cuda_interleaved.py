@@ -15,21 +15,13 @@ from autotune.compiler.schedules.cuda import scheme_of
 from autotune.compiler.schedules.cuda.columns import INTERLEAVED, InterleavedScheme
 from autotune.compiler.targets.cpu.columns import column_split
 from autotune.compiler.targets.cuda.compile import build
-from autotune.domains.fusion.program_spec import workloads_of
-from autotune.domains.fusion.task import FusionTask
 from autotune.errors import Unsupported
 from autotune.ir.graph import Graph
-from tests.support.simulator.groups import check_group
+from tests.support.simulator.groups import check_group, task_of
 
 GROUPS = 4
 SIDES = {1: 34, 2: 24, 3: 20, 7: 14}
 """Height and width by number of images, so that sums are worth two kernels. 34 and 14 leave odd numbers of pairs."""
-
-
-def task_of(fn: object, *args: Tensor) -> FusionTask:
-    """The task of a function of one region, for a device of three multiprocessors."""
-    (work, _), *_ = workloads_of(fn, args)  # type: ignore[arg-type]
-    return FusionTask(work, "cuda:0", target="sm_90", sms=3)
 
 
 def images(number: int, channels: int, side: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

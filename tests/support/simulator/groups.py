@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from autotune.compiler.targets.cuda.source import CudaSource, GroupKernels
+from autotune.domains.fusion.program_spec import workloads_of
+from autotune.domains.fusion.task import FusionTask
 from autotune.ir.graph import REDUCTIONS, Graph
 from autotune.ir.inputs import make_inputs
 from autotune.ir.oracle import from_float, interpret
@@ -15,6 +17,12 @@ from autotune.runtime.launch import prepared
 from tests.support.simulator.errors import KernelError
 from tests.support.simulator.machine import Machine
 from tests.support.simulator.tensors import Pointer
+
+
+def task_of(fn: object, *args: Tensor) -> FusionTask:
+    """The task of a function of one region, for a device of three multiprocessors."""
+    (work, _), *_ = workloads_of(fn, args)  # type: ignore[arg-type]
+    return FusionTask(work, "cuda:0", target="sm_90", sms=3)
 
 
 def grid_of(source: CudaSource, extent0: int, sms: int) -> int:

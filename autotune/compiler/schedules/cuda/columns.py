@@ -123,9 +123,8 @@ class ColumnsScheme(Scheme):
 
     def check(self, graph: Graph) -> None:
         split = _split(graph)
-        kind = "interleaved" if split.interleaved else "batched" if split.batch else "contiguous"
-        if kind != self.kind:
-            raise Unsupported(f"{kind} rows")
+        if split.kind != self.kind:
+            raise Unsupported(f"{split.kind} rows")
         if split.main.size(split.rows) // split.batches < FEWEST_ROWS:
             raise Unsupported("few rows" if split.batches == 1 else "few rows in a batch")
         if split.width < 8:
@@ -169,7 +168,7 @@ class ColumnsScheme(Scheme):
         c: Config = {"prefetch": False} | config | {"cluster": 1}
         t = int(c["threads_per_row"])
         c["rows_per_block"] = block_of(t, int(c["rows_per_block"]))
-        if program.batches > 1:  # A batch has whole sets of rows, and a block whole warps.
+        if self.kind != "contiguous":  # A batch has whole sets of rows, and a block whole warps.
             c["rows_per_block"] = math.gcd(program.n_rows // program.batches, power_of_two(int(c["rows_per_block"])))
             t = c["threads_per_row"] = max(t, 32 // int(c["rows_per_block"]))
         if c["keep"] == "shared":
@@ -234,13 +233,12 @@ class ColumnsScheme(Scheme):
 
     def reject(self, graph: Graph, config: Config) -> str | None:
         made = self.block(graph, config)
-        if isinstance(made, str):
-            return made
-        return self.overfull(graph, config, made.threads)
+        return made if isinstance(made, str) else self.overfull(graph, config)
 
-    def overfull(self, graph: Graph, config: Config, threads: int) -> str | None:
-        """The reason why a thread cannot hold its accumulators and kept values, or None; ``threads`` of a block."""
-        program = _arranged(_split(graph), CudaSchedule.from_config(config))
+    def overfull(self, graph: Graph, config: Config) -> str | None:
+        """The reason why a thread cannot hold its accumulators and kept values, or None."""
+        schedule = CudaSchedule.from_config(config)
+        program, threads = _arranged(_split(graph), schedule), schedule.block
         vec = vector_length(program, int(config["vector_bytes"]))
         words = accumulators(program, vec, _packs(program, config, vec))
         if words > ACCUMULATORS_KEPT:
@@ -327,8 +325,7 @@ class BatchedScheme(ColumnsScheme):
 
     def check(self, graph: Graph) -> None:
         super().check(graph)
-        config = self.default(graph)
-        if why := self.overfull(graph, config, int(config["threads_per_row"]) * int(config["rows_per_block"])):
+        if why := self.overfull(graph, self.default(graph)):
             raise Unsupported(why)
 
 

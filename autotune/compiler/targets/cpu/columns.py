@@ -47,7 +47,7 @@ def column_split(graph: Graph) -> Split | None:
         build_program(finish_graph(split, 2)[0])
     except Unsupported:
         return None
-    if split.interleaved or split.batch or split.main.size(split.rows) < FEWEST_ROWS or program.n_cols < 2:
+    if split.kind != "contiguous" or split.main.size(split.rows) < FEWEST_ROWS or program.n_cols < 2:
         return None
     return split
 
