@@ -28,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,6 +39,7 @@ from benchmarks.real import table
 from benchmarks.real.families import DEFAULT, FAMILIES, NAMES
 from benchmarks.real.measure import COMPARED, MODES, Options, measure, merged, missing_modes
 from benchmarks.suite_options import names, program_parser
+from benchmarks.user_programs.host import as_they_end
 
 SUITE = "real_models"
 T = TypeVar("T")
@@ -199,7 +200,7 @@ def side_by_side(one: Callable[[str], T], names: Sequence[str], count: int) -> I
     asked: dict[Future[T], str] = {}
     try:
         asked |= {pool.submit(one, name): name for name in names}
-        for answer in as_completed(asked):
+        for answer in as_they_end(asked):
             yield asked[answer], answer.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

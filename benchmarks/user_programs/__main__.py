@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from autotune.files import check_output
 from benchmarks import form
 from benchmarks.suite_options import names, program_parser
 from benchmarks.user_programs import step_table
-from benchmarks.user_programs.host import Host
+from benchmarks.user_programs.host import Host, as_they_end
 from benchmarks.user_programs.program import CONTENDERS, MODES
 from benchmarks.user_programs.rounds import Measured, Plan
 
@@ -179,7 +179,7 @@ def measure_all(args: argparse.Namespace, command: str) -> int:
             waiting.append(name)
     pool = ThreadPoolExecutor(args.beside)
     try:
-        for done in as_completed([pool.submit(measure, name) for name in waiting]):
+        for done in as_they_end([pool.submit(measure, name) for name in waiting]):
             done.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)

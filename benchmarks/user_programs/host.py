@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import TypeVar
+
+T = TypeVar("T")
+_WAKE_S = 0.5
 
 
 class Host:
@@ -44,3 +49,14 @@ class Host:
             with self._state:
                 self._alone = False
                 self._state.notify_all()
+
+
+def as_they_end(futures: Iterable[Future[T]]) -> Iterator[Future[T]]:
+    """Futures in the order of their ends, for a main thread that signals must reach.
+
+    A signal that arrives while another thread starts a process does not end a wait without a time limit.
+    """
+    left = set(futures)
+    while left:
+        done, left = wait(left, timeout=_WAKE_S, return_when=FIRST_COMPLETED)
+        yield from done

@@ -493,3 +493,24 @@ def test_contenders_end_with_a_command_that_is_terminated(tmp_path: Path, uncomp
     assert process.wait(timeout=60) == 130
     assert "interrupted" in process.stderr.read()
     assert not any(child.is_running() for child in children)
+
+
+def test_a_signal_that_another_thread_receives_ends_the_wait() -> None:
+    code = """
+import signal, threading, time
+from concurrent.futures import ThreadPoolExecutor
+from benchmarks.user_programs.host import as_they_end
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+ended = threading.Event()
+def receive():
+    time.sleep(0.2)  # the main thread waits by then
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    ended.wait()
+try:
+    list(as_they_end([ThreadPoolExecutor(1).submit(receive)]))
+except KeyboardInterrupt:
+    print("interrupted")
+ended.set()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=form.ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "interrupted\n", done.stderr
