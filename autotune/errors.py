@@ -116,13 +116,13 @@ class Unreachable(Unsupported):
 
 
 class Repeated(Unsupported):
-    """A region would compute matrix products several times, since they are read in several ways.
+    """A region would compute sums several times, since they are read in several ways.
 
-    ``nodes`` are these products.
+    ``nodes`` are the matrix products among these sums, and the operators that read others at computed indices.
     """
 
     def __init__(self, nodes: Sequence[Any]) -> None:
-        super().__init__("a product computed several times over")
+        super().__init__("a sum computed several times over")
         self.nodes = tuple(nodes)
 
 

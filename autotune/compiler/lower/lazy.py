@@ -13,8 +13,9 @@ result: ``x + x.T`` is right although its two dimensions share a name.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -140,10 +141,28 @@ class Region:
         """The fx node under translation; recorded in the tensors made for it, so that a failure names its node."""
         self.out: list[tuple[tuple[int, ...], torch.dtype]] = []
         """Shape and storage type of each result of the node under translation."""
-        self.work: dict[object, tuple[int, dict[tuple[tuple[Index, ...], Guards], int]]] = {}
-        """By origin of a matrix product: its number of multiplications, and the number for each index it is read at."""
+        self.work: dict[tuple[object, object], tuple[int, dict[tuple[tuple[Index, ...], Guards], int]]] = {}
+        """By node to blame and sum: the sum's number of terms, and the number for each index it is read at."""
+        self.readers: list[object] = []
+        """The nodes that read tensors at computed indices, whose elements are evaluated at the moment."""
         self.depth = 0
         """Tensors that are evaluated for a consumer at the moment, one for each operator of a chain."""
+
+    def count(
+        self, node: object, made: object, worth: int, index: tuple[Index, ...], guards: Guards, terms: int
+    ) -> None:
+        """Record the terms of a sum ``made`` at an index; ``worth`` is their number if each is added once."""
+        _, ways = self.work.setdefault((node, made), (worth, {}))
+        ways[index, guards] = terms
+
+    @contextlib.contextmanager
+    def reading(self, node: object) -> Iterator[None]:
+        """While open, tensors are evaluated at indices that ``node`` computes."""
+        self.readers.append(node)
+        try:
+            yield
+        finally:
+            self.readers.pop()
 
     def elements(self, index: tuple[Index, ...], guards: Guards) -> int:
         """The number of elements that an index covers, within its guards."""
@@ -456,6 +475,10 @@ def reduce(op: str, x: Lazy, dims: Iterable[int], keepdim: bool = False, dtype: 
         for d in over:
             full[d] = region.run_over(x.names[d], used)
             axes.extend(a for a, _ in full[d].terms)
+        if region.readers and any(i.pick for i in index):
+            terms = region.elements(tuple(full), guards)
+            region.count(region.readers[-1], made, x.numel, index, guards, terms)
         return region.build.reduce(op, x.at(tuple(full), guards), axes)
 
-    return Lazy(region, shape, dtype or x.dtype, names, at)
+    made = Lazy(region, shape, dtype or x.dtype, names, at)
+    return made

@@ -6,7 +6,8 @@ beam keeps the three best sets by the delta-evaluator. The search then measures:
 - The best of those, and the greedy plan.
 - Variants that keep an expensive value in memory instead of computing it twice.
 - Variants whose launches are packed or unpacked.
-- A variant that first stores an output computed from a tensor whose unit stride is across the rows.
+- A variant that first stores an output computed from a tensor whose unit stride is across the rows, or outputs that
+  are across the rows themselves.
 - A variant that first stores small values, which larger ones would compute again for each of their elements.
 
 ``autotune search --plans`` and ``autotune.search(plans=...)`` take the names of :data:`PLANS`.
@@ -67,7 +68,8 @@ def shapes(graph: Graph, side: str, plans: str, figures: Figures, limit: int) ->
         found = [variant for shape in found for variant in _launched(graph, shape)]
     ranked = _different(graph, vertices.costs, list(dict.fromkeys(found)))
     if side == "cuda" and len(vertices) <= MOST_VERTICES:
-        ranked = [*_read_back_first(graph, vertices.costs, ranked[0]), *ranked]
+        apart = [*_across_first(graph, vertices.costs, ranked[0]), *_read_back_first(graph, vertices.costs, ranked[0])]
+        ranked = [*(cut for _, cut in sorted(apart, key=lambda found: -found[0])), *ranked]
         ranked = [*_small_first(graph, vertices.costs, ranked[0]), *ranked]
     if plans == "model":
         return ranked[:1]
@@ -259,12 +261,41 @@ An H200 took 1029 us for Mixer-B's layer norm of a sum that is half of such tens
 """
 
 
-def _read_back_first(graph: Graph, costs: Costs, shape: Shape) -> list[Shape]:
+def _across_first(graph: Graph, costs: Costs, shape: Shape) -> list[tuple[float, Shape]]:
+    """The shape with transposed outputs of no reduction in first launches, and the bytes it saves.
+
+    A projection of an image's tokens leaves such a region in a backward pass: the gradient, stored with the channels
+    last, and its sums over images and pixels. Kernels over rows would store single elements, and tiled ones read the
+    gradient once more. The list is empty if there is no gain.
+    """
+    g, f = graph, costs.figures
+    reduced = {n for n in g.live if g.values[n].op in REDUCTIONS}
+    first: list[int] = []
+    gain = 0.0
+    for k, out in enumerate(g.outputs):
+        making, axes = set(g.making([out.value])), g.values[out.value].axes
+        if not reduced or not axes or not making.isdisjoint(reduced):
+            continue
+        left = [n for n in range(len(g.outputs)) if n not in first]
+        rest = [n for n in left if n != k]
+        whole, less = (_crosswise(g, axes, g.making([g.outputs[n].value for n in some]), some) for some in (left, rest))
+        again = sum(
+            {g.values[i].slot: costs.loaded[i] for i in making if g.values[i].op in ("load", "gather")}.values()
+        )
+        own = _ACROSS * (whole - less) - again - f.next_us * f.copy_gbs * 1e3
+        if own > 0:
+            first.append(k)
+            gain += own
+    cut = (*(((Root("o", k),),) for k in first), *_without(shape, first))
+    return [(gain, cut) for cut in _legal(graph, [cut])] if first else []
+
+
+def _read_back_first(graph: Graph, costs: Costs, shape: Shape) -> list[tuple[float, Shape]]:
     """The shape with one output, which is reduced along its rows, in a first launch; the other launches read it back.
 
     It is for regions with unit strides both along and across rows, such as MLP-Mixer's norms of a residual stream with
     unit stride across its rows. A tiled kernel moves both kinds of tensor, and kernels over rows read its result. The
-    list is empty if there is no gain.
+    list is empty if there is no gain, which is in bytes.
     """
     g, f = graph, costs.figures
     found: list[tuple[float, int]] = []
@@ -288,10 +319,15 @@ def _read_back_first(graph: Graph, costs: Costs, shape: Shape) -> list[Shape]:
             found.append((gain, -k))
     if not found:
         return []
-    k = -max(found)[1]
-    apart = (tuple(tuple(r for r in group if r != Root("o", k)) for group in launch) for launch in shape)
-    cut = (((Root("b", k),),), *(tuple(group for group in launch if group) for launch in apart if any(launch)))
-    return _legal(graph, [cut])
+    most, k = max(found)
+    cut = (((Root("b", -k),),), *_without(shape, [-k]))
+    return [(most, cut) for cut in _legal(graph, [cut])]
+
+
+def _without(shape: Shape, outputs: Sequence[int]) -> Shape:
+    """The shape without some outputs, and without launches and groups that have nothing else."""
+    kept = ([tuple(r for r in group if r.kind != "o" or r.number not in outputs) for group in la] for la in shape)
+    return tuple(tuple(filter(None, launch)) for launch in kept if any(launch))
 
 
 _SCATTERED = 48

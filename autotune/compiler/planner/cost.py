@@ -126,7 +126,7 @@ class Costs:
         self._lane_axis = unit_axis(graph)
 
     @cached_property
-    def _loads(self) -> list[float]:
+    def loaded(self) -> list[float]:
         """Bytes moved by reading each load or gather once."""
         out = []
         for v in self.graph.values:
@@ -243,7 +243,7 @@ class Costs:
             light += self._ops[i][0]
             heavy += self._ops[i][1]
             if v.op in ("load", "gather"):
-                slots[v.slot] = max(slots.get(v.slot, 0.0), self._loads[i])
+                slots[v.slot] = max(slots.get(v.slot, 0.0), self.loaded[i])
             elif v.op in REDUCTIONS and self.size[v.args[0]] > 1:
                 together, words = self._spread(i, i in again, i in shared)
                 lanes, row_words = min(lanes, together), max(row_words, words)

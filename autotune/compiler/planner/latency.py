@@ -256,7 +256,7 @@ def _costs(graph: Graph, figures: Figures) -> tuple[float, float, float, float]:
     """(bytes, bytes read, light and heavy instructions) of a group."""
     costs = Costs(graph, figures)
     cost = costs.group(graph.live, (), (), range(len(graph.outputs)))
-    read = sum(costs._loads[i] for i in graph.live if graph.values[i].op in ("load", "gather"))
+    read = sum(costs.loaded[i] for i in graph.live if graph.values[i].op in ("load", "gather"))
     moved = sum(costs.size[i] for i in graph.live if graph.values[i].op in ("load", "gather"))
     moved += sum(float(graph.size(o.axes)) for o in graph.outputs)
     return cost.bytes, read, cost.light + 1.5 * moved, cost.heavy

@@ -105,7 +105,7 @@ def regions_from(facts: GraphFacts) -> list[Region]:
                 try:
                     done[key] = finder.region(nodes)
                 except Repeated as error:
-                    finder.keep_products([n.meta["origin"] for n in error.nodes])
+                    finder.read_stored([n.meta["origin"] for n in error.nodes])
                 except Unsupported as error:
                     finder.blame(nodes, error)
                 if key not in done:
@@ -136,6 +136,7 @@ class Finder:
 
     Attributes:
         kept: the products whose results must be stored before they are read.
+        picking: the nodes whose tables must be stored before they read them at computed indices.
         copied: the nodes that every region which reads them computes.
         once: the nodes that only their own region may compute.
     """
@@ -143,6 +144,7 @@ class Finder:
     def __init__(self, facts: GraphFacts) -> None:
         self.facts = facts
         self.kept: set[fx.Node] = set()
+        self.picking: set[fx.Node] = set()
         self.copied: set[fx.Node] = set()
         self.once: set[fx.Node] = set()
         self._known: dict[str, tuple[Workload, Binding]] = {}
@@ -212,12 +214,18 @@ class Finder:
         inputs, module = program_of(self.facts, members, outputs, self.copied, parts)
         return inputs, outputs, module
 
-    def keep_products(self, products: Sequence[fx.Node]) -> None:
-        """Mark products to be stored before they are read; a marked product that is still repeated stays outside."""
-        for n in products:
-            if n in self.kept:
-                self._leave_outside(n, LIBRARY_CALL)
-        self.kept.update(products)
+    def read_stored(self, nodes: Sequence[fx.Node]) -> None:
+        """Keep sums apart that a region would repeat.
+
+        Products are stored before they are read, and so are the tables of nodes that read at computed indices. A
+        marked node whose sums are still repeated stays outside.
+        """
+        for n in nodes:
+            product = self.facts[n].operator in PRODUCTS
+            marked = self.kept if product else self.picking
+            if n in marked:
+                self._leave_outside(n, LIBRARY_CALL if product else "it would repeat sums")
+            marked.add(n)
 
     def blame(self, nodes: Sequence[fx.Node], error: Unsupported) -> None:
         """Exclude or change the node that made a group's translation fail."""
@@ -239,7 +247,8 @@ class Finder:
 
         For a matrix product, these are operands whose elements it reads repeatedly. (The matrix in a product with a
         vector is read once, so the product may dequantize it.) For an index-add, these are rows with other readers.
-        For any node, these are ``kept`` products and 8-bit floats, which must be rounded.
+        For a node of ``picking``, it is the table. For any node, these are ``kept`` products and 8-bit floats, which
+        must be rounded.
         """
         facts = self.facts
         found: dict[fx.Node, set[fx.Node]] = {}
@@ -253,6 +262,8 @@ class Finder:
                 rows = n.args[SCATTERS[fact.operator]]
                 if isinstance(rows, fx.Node):
                     apart |= {p for p in facts.makers(rows) if not self._is_read_by_one(p, members)}
+            elif n in self.picking:
+                apart |= set(facts.makers(n.all_input_nodes[0]))  # the table is its first argument
             if not fact.is_float8:
                 apart |= {p for p in producers if facts[p].is_float8}
             if apart or fact.operator in PRODUCTS or fact.operator in SCATTERS:  # of these none waits

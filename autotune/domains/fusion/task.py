@@ -401,7 +401,7 @@ def group_cost(group: Group, figures: Figures) -> GroupCost:
     graph = group.graph
     costs = Costs(graph, figures)
     cost = costs.group(graph.live, (), (), range(len(graph.outputs)))
-    scratch = sum(costs._loads[i] for i, v in enumerate(graph.values)
+    scratch = sum(costs.loaded[i] for i, v in enumerate(graph.values)
                   if v.op == "load" and group.inputs[v.slot][0] != "input")  # fmt: skip
     scratch += sum(costs.written(k) for k, (kind, _) in enumerate(group.outputs) if kind == "scratch")
     return replace(cost, scratch=scratch)

@@ -222,28 +222,29 @@ def _product(a: Lazy, b: Lazy) -> Lazy:
     n, k, region = a.ndim, a.shape[-1], a.region
     terms = pointwise("mul", views.unsqueeze(a, n), views.unsqueeze(b, n - 2))
     total = reduce("sum", terms, [n - 1])
-    _, ways = region.work.setdefault(region.origin, (total.numel * k, {}))
+    origin = region.origin
 
     def at(index: tuple[Index, ...], guards: Guards) -> int:
-        ways[index, guards] = k * region.elements(index, guards)
+        region.count(origin, total, total.numel * k, index, guards, k * region.elements(index, guards))
         return total.at(index, guards)
 
     return Lazy(region, total.shape, total.dtype, total.names, at)
 
 
 def check_work(region: Region) -> None:
-    """Raises Repeated if products are computed several times.
+    """Raises Repeated if sums are computed several times.
 
-    A rotation combines each element with another one, so its weights would be read again for each. A small product may
-    be computed twice, for example if a recurrence stores its gates as a whole and uses parts of them.
+    A rotation combines each element with another one, so a product's weights would be read again for each. A norm of a
+    graph's nodes would be computed for each edge that reads a node. A small sum may be computed twice, for example if a
+    recurrence stores its gates as a whole and uses parts of them.
     """
-    repeated = []
-    for node, (worth, ways) in region.work.items():
+    repeated = dict[object, None]()
+    for (node, _), (worth, ways) in region.work.items():
         done = sum(ways.values())
         if done > (2 if done <= 2 * _SMALL else 1) * worth:
-            repeated.append(node)
+            repeated[node] = None
     if repeated:
-        raise Repeated(repeated)
+        raise Repeated(list(repeated))
 
 
 rule("mm", "bmm")(lambda region, a, b: _product(a, b))
@@ -313,8 +314,7 @@ def _sum_at(rows: Lazy, destinations: Lazy, extent: int, tokens: int | None = No
             raise Unsupported("a row with separate indices whose terms are equal, or are those of other rows")
         if not set(over) & set(build.values[destination].axes) or not _walked(build, term, destination, over):
             raise Unsupported("terms or indices that are the same everywhere")
-        _, ways = region.work.setdefault(origin, (made.numel, {}))
-        ways[index, guards] = region.elements(index, guards)
+        region.count(origin, made, made.numel, index, guards, region.elements(index, guards))
         return build.sum_at(term, destination, over, axis)
 
     names = [region.names.new(extent), *rows.names[tokens:]]

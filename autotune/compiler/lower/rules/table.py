@@ -194,8 +194,12 @@ def _gather(region: Region, self: Lazy, dim: int, index: Lazy, *, sparse_grad: b
         if k != d and index.shape[k] == self.shape[k]:
             region.names.unify(index.names[k], self.names[k])
 
+    origin = region.origin
+
     def at(where: tuple[Index, ...], guards: Guards) -> int:
-        return self.at((*where[:d], picked(self.shape[d], index, where, guards), *where[d + 1 :]), guards)
+        along = picked(self.shape[d], index, where, guards)
+        with region.reading(origin):
+            return self.at((*where[:d], along, *where[d + 1 :]), guards)
 
     return Lazy(region, index.shape, self.dtype, index.names, at)
 
@@ -226,7 +230,7 @@ def _points(table: Lazy, dims: Sequence[int], indices: Sequence[Lazy]) -> Lazy:
 
     The new dimensions replace ``dims`` if these are adjacent, and are first if not.
     """
-    region = table.region
+    region, origin = table.region, table.region.origin
     shape = torch.broadcast_shapes(*[i.shape for i in indices])  # type: ignore[no-untyped-call]
     names = broadcast_names(region, shape, indices)
     rest = [d for d in range(table.ndim) if d not in dims]
@@ -237,7 +241,8 @@ def _points(table: Lazy, dims: Sequence[int], indices: Sequence[Lazy]) -> Lazy:
         back = dict(zip(rest, other, strict=True))
         for d, i in zip(dims, indices, strict=True):
             back[d] = picked(table.shape[d], i, broadcast_index(chosen, i.shape), guards)
-        return table.at(tuple(back[d] for d in range(table.ndim)), guards)
+        with region.reading(origin):
+            return table.at(tuple(back[d] for d in range(table.ndim)), guards)
 
     kept = [(table.shape[d], table.names[d]) for d in rest]
     whole = [*kept[:first], *zip(shape, names, strict=True), *kept[first:]]

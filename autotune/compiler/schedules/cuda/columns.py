@@ -65,6 +65,15 @@ def accumulators(program: Program, vec: int, packs: int) -> int:
     return words * vec * packs
 
 
+def _full(words: int, threads: int, kept: float = 0) -> str | None:
+    """The reason why threads of a block cannot hold so many words of accumulators and kept values each, or None."""
+    if words > ACCUMULATORS_KEPT:
+        return f"{words} accumulators a thread"
+    if (words + kept + 24) * threads > 65536:
+        return f"{words + kept:.0f} registers a thread for accumulators and kept values do not fit {threads}"
+    return None
+
+
 def tile_threads(program: Program, vec: int) -> int:
     """Threads for a tile of columns of a pointwise kernel: 128 unless other numbers leave far fewer of them idle."""
     packs = -(-program.n_cols // vec)
@@ -129,7 +138,10 @@ class ColumnsScheme(Scheme):
             raise Unsupported("few rows" if split.batches == 1 else "few rows in a batch")
         if split.width < 8:
             raise Unsupported("few columns")
-        sums_alone = main_program(split).pointwise and not split.main.outputs
+        program = main_program(split)
+        if not program.pointwise and _full(accumulators(program, 1, -(-program.n_cols // 1024)), 1024):
+            raise Unsupported("rows too long for the accumulators of a block")
+        sums_alone = program.pointwise and not split.main.outputs
         if sums_alone and split.main.size(split.rows) <= MOST_ROWS_AT_ONCE:
             raise Unsupported("few rows, which a block can walk alone in one kernel")
         first_fit(finish_graph(split, 2)[0], _FINISHES)
@@ -205,7 +217,8 @@ class ColumnsScheme(Scheme):
             config |= next((c for blocks in (3, 2) for c in single if c["blocks_per_sm"] == blocks), {})
         elif t == 512 and words + 28 <= 64:  # or only one of two blocks an SM would run
             config["max_registers"] = 64
-        return self.normalize(graph, config)
+        config = self.normalize(graph, config)
+        return self.normalize(graph, config | {"keep": "reload"}) if self.overfull(graph, config) else config
 
     def seeds(self, graph: Graph) -> list[Config]:
         program = _main(graph)
@@ -241,11 +254,9 @@ class ColumnsScheme(Scheme):
         program, threads = _arranged(_split(graph), schedule), schedule.block
         vec = vector_length(program, int(config["vector_bytes"]))
         words = accumulators(program, vec, _packs(program, config, vec))
-        if words > ACCUMULATORS_KEPT:
-            return f"{words} accumulators a thread"
         kept = row_wise.kept_words(program) * vec * _packs(program, config, vec) if config["keep"] == "registers" else 0
-        if (words + kept + 24) * threads > 65536:
-            return f"{words + kept:.0f} registers a thread for accumulators and kept values do not fit {threads}"
+        if why := _full(words, threads, kept):
+            return why
         cap = int(config["max_registers"])
         if cap and (words + kept + 16 > cap or cap * threads > 65536):
             return f"{words + kept:.0f} accumulators and kept values under a cap of {cap} registers"

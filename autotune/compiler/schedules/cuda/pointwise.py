@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autotune.compiler.program.passes import build_program, once_a_row
-from autotune.compiler.program.vectors import Tiling, tiling
+from autotune.compiler.program.vectors import Tiling, tiling, vector_length
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, REMOVED, having, narrow
 from autotune.compiler.schedules.cuda import Scheme
 from autotune.compiler.schedules.cuda.rows import default_vector, plain_program, vectors
@@ -19,8 +19,15 @@ from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource, Tran
 from autotune.compiler.targets.cuda.transpose import MOST_ELEMENTS, TransposeKernel
 from autotune.errors import Superseded, Unsupported
 from autotune.ir.graph import REDUCTIONS, Graph
+from autotune.ir.nodes import POINTWISE
 from autotune.space import Space
 from autotune.task import Config
+
+_MOST_WORK = 1024
+"""Cost of the operators on a thread's elements above which they need too many registers.
+
+Twenty sines and cosines of eight elements take 254 registers and spill 344 bytes; of two elements they take 87.
+"""
 
 
 class FlatScheme(Scheme):
@@ -49,7 +56,14 @@ class FlatScheme(Scheme):
         return c
 
     def default(self, graph: Graph) -> Config:
-        shape: Config = {"threads_per_row": 256, "vector_bytes": default_vector(plain_program(graph)), "unroll": 2}
+        """16-byte accesses and two packs a thread, or fewer elements of many operators."""
+        program = plain_program(graph)
+        widest = default_vector(program)
+        work = sum(POINTWISE[v.op].cost for i in graph.live if (v := graph.values[i]).op in POINTWISE and v.axes)
+        shapes = [(widest, 2), *((b, 1) for b in vectors(program) if b <= widest)]
+        fit = ((b, n) for b, n in shapes if work * n * vector_length(program, b) <= _MOST_WORK)
+        vector_bytes, unroll = next(fit, shapes[-1])
+        shape: Config = {"threads_per_row": 256, "vector_bytes": vector_bytes, "unroll": unroll}
         return self.normalize(graph, PLAIN_CUDA | shape)
 
     def seeds(self, graph: Graph) -> list[Config]:

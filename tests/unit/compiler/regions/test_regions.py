@@ -163,6 +163,41 @@ def test_two_gathers_through_a_reshape() -> None:
     assert "index" in found
 
 
+def norm(x: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:])
+
+
+def test_a_norm_that_is_read_at_more_indices_is_stored() -> None:
+    """Each edge of a graph network reads norms of its nodes. A region of both would compute a norm for each edge."""
+
+    def messages(nodes: Tensor, edges: Tensor, ends: Tensor) -> Tensor:
+        h = norm(nodes)
+        return torch.cat([h[ends[0]], h[ends[1]], edges], dim=-1)
+
+    nodes, edges, ends = t(3000, 32), t(9000, 32), torch.randint(0, 3000, (2, 9000))
+    stored, read = regions_of(messages, nodes, edges, ends, grad=False)
+    assert [op_name(n) for n in read.nodes] == ["index", "index", "cat"]
+    assert set(read.inputs) & set(stored.outputs)
+    for r in (stored, read):
+        check(r)
+    for few in (ends[:, :1000], ends[:, :1500]):  # no more rows than the table has
+        (together,) = regions_of(messages, nodes, edges[: few.shape[1]], few, grad=False)
+        check(together)
+
+
+def test_sums_that_do_not_vary_with_an_index_are_in_the_region_that_reads_there() -> None:
+    def picked(logits: Tensor, labels: Tensor) -> Tensor:  # a row's sum serves all of its labels
+        return torch.log_softmax(logits, -1).gather(1, labels)
+
+    def enlarged(x: Tensor) -> Tensor:  # a channel's sums serve all of its pixels
+        centred = x - x.mean((0, 2, 3), keepdim=True)
+        return F.interpolate(centred, scale_factor=2, mode="nearest")
+
+    for f, given in ((picked, (t(2048, 32), torch.randint(0, 32, (2048, 64)))), (enlarged, (t(4, 8, 64, 64),))):
+        (region,) = regions_of(f, *given, grad=False)
+        check(region)
+
+
 def test_a_concatenation_of_many_tensors_stays_with_torch() -> None:
     def f(x: Tensor, n: int) -> Tensor:
         return torch.stack([torch.tanh(r) for r in x.unbind(0)[:n]]) * 2

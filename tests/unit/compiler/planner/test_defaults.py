@@ -1,0 +1,70 @@
+"""Defaults of a scheme can be compiled, also for rows that a block cannot keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from autotune.compiler.planner.beam import shapes
+from autotune.compiler.planner.cost import Figures
+from autotune.compiler.planner.plan import make_plan
+from autotune.compiler.schedules.cuda import scheme_of
+from autotune.ir.graph import Graph
+from tests.support.zoo import Case, T, workloads_of
+
+
+def by_rows_and_columns(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    y = x * (x * w).sum(-1, keepdim=True)
+    return y, (y * x).sum((0, 1))
+
+
+def twice(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    """A norm's backward pass: two sums along the rows, and two over them."""
+    y = x * (x * w).sum(-1, keepdim=True)
+    z = y - y.mean(-1, keepdim=True)
+    return z, (z * x).sum(0), z.sum(0)
+
+
+def heads(x: Tensor, gate: Tensor) -> tuple[Tensor, ...]:
+    """A state-space layer's backward pass: sums over all but the heads, of rows with many operators."""
+    y = x
+    for _ in range(16):
+        y = y * torch.sigmoid(gate) + x
+    return (y * x).sum((0, 1, 3)), y
+
+
+@pytest.mark.parametrize(
+    ("fn", "inputs"),
+    [
+        (by_rows_and_columns, (T(8, 16, 65536), T(65536))),
+        (by_rows_and_columns, (T(16, 128, 50257), T(50257))),
+        (by_rows_and_columns, (T(8, 64, 30000), T(30000))),
+        (twice, (T(512, 4096), T(4096))),
+        (twice, (T(512, 16384), T(16384))),
+        (heads, (T(2, 1024, 32, 64), T(2, 1024, 32, 64))),
+    ],
+)
+def test_defaults_are_not_rejected(fn: Callable[..., Any], inputs: tuple[Tensor, ...]) -> None:
+    (work,) = workloads_of(Case("rows", fn, inputs))
+    graph = Graph.from_json(work.spec)
+    for shape in ((), *shapes(graph, "cuda", "measured", Figures(), 6)):
+        for group in make_plan(graph, "cuda", shape).groups:
+            scheme = scheme_of(group.graph)
+            assert scheme.reject(group.graph, scheme.default(group.graph)) is None, scheme.name
+
+
+def encoded(x: Tensor, *others: Tensor) -> list[Tensor]:
+    return [f(2.0**k * x) for k in range(1 + len(others)) for f in (torch.sin, torch.cos)]
+
+
+@pytest.mark.parametrize(("count", "vector_bytes", "unroll"), [(1, 16, 2), (10, 8, 1)])
+def test_many_operators_have_a_default_with_few_elements(count: int, vector_bytes: int, unroll: int) -> None:
+    """Two numbers a thread: twenty sines of eight numbers would spill."""
+    (work,) = workloads_of(Case("encoded", encoded, (T(1 << 20),) * count))
+    graph = Graph.from_json(work.spec)
+    default = scheme_of(graph).default(graph)
+    assert (default["vector_bytes"], default["unroll"]) == (vector_bytes, unroll)
