@@ -217,8 +217,9 @@ class ColumnsScheme(Scheme):
             config |= next((c for blocks in (3, 2) for c in single if c["blocks_per_sm"] == blocks), {})
         elif t == 512 and words + 28 <= 64:  # or only one of two blocks an SM would run
             config["max_registers"] = 64
-        config = self.normalize(graph, config)
-        return self.normalize(graph, config | {"keep": "reload"}) if self.overfull(graph, config) else config
+        leaner: tuple[Config, ...] = ({}, {"prefetch": False}, {"prefetch": False, "keep": "reload"})
+        made = [self.normalize(graph, config | less) for less in leaner]
+        return next((c for c in made if self.reject(graph, c) is None), made[-1])
 
     def seeds(self, graph: Graph) -> list[Config]:
         program = _main(graph)

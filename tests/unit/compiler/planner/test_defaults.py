@@ -29,6 +29,14 @@ def twice(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     return z, (z * x).sum(0), z.sum(0)
 
 
+def gates(gradient: Tensor, *loads: Tensor) -> tuple[Tensor, ...]:
+    """A recurrent cell's backward pass: many tensors for the gradient of each gate, and that of the gates' biases."""
+    y = gradient
+    for x in loads:
+        y = y * torch.sigmoid(x) + x
+    return y, y.sum(0)
+
+
 def heads(x: Tensor, gate: Tensor) -> tuple[Tensor, ...]:
     """A state-space layer's backward pass: sums over all but the heads, of rows with many operators."""
     y = x
@@ -45,6 +53,7 @@ def heads(x: Tensor, gate: Tensor) -> tuple[Tensor, ...]:
         (by_rows_and_columns, (T(8, 64, 30000), T(30000))),
         (twice, (T(512, 4096), T(4096))),
         (twice, (T(512, 16384), T(16384))),
+        (gates, (T(512, 1024),) * 24),
         (heads, (T(2, 1024, 32, 64), T(2, 1024, 32, 64))),
     ],
 )
