@@ -6,7 +6,7 @@ to registers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from autotune.compiler.kernel import lower
 from autotune.compiler.kernel.lower import ONE, ZERO, reciprocal, reducers_of
@@ -39,6 +39,11 @@ from autotune.ir.nodes import POINTWISE
 
 MOST_WORDS = 64
 """Most 32-bit registers of a thread for loads before other work."""
+MOST_SELECTED = 48
+"""Cost of both sides of a select from which a pack computes one of them.
+
+A branch keeps later loads from being issued early. The gradient of a gated GELU has sides of 50, of a gated SiLU 30.
+"""
 
 
 def parts_of(c: Column) -> tuple[str, ...]:
@@ -80,8 +85,7 @@ class CudaEmitter(RowTensors):
         for i in pas.kept_in:
             source = self.program.kept_from[i]
             body += self.taken_up(i, self.kept(source), self.kept_offset(source, i))
-        for i in pas.compute:
-            body += self.value(i, issued)
+        body += self._computed(pas.compute, self._users(pas), issued)
         for i, plain in reducers.plain.items():
             body += plain.update(self.arguments(self.graph.values[i].args[0]))
         for online, o in zip(reducers.online, pas.online, strict=True):
@@ -98,6 +102,79 @@ class CudaEmitter(RowTensors):
         if returns:
             body.append(Return(tuple(returns)))
         return closed(body), reducers.fields
+
+    def branches(self, pas: Pass) -> bool:
+        """True if a pass has a branch, behind which the compiler does not issue the loads of the next pack."""
+        return bool(self._branches(pas.compute, self._users(pas)))
+
+    def _users(self, pas: Pass) -> dict[int, set[int]]:
+        """The values of a pass that read each value; a reduction, a store or a later pass is -1."""
+        users: dict[int, set[int]] = {i: set() for i in pas.compute}
+        for i in pas.compute:
+            for a in self.graph.values[i].args:
+                users.setdefault(a, set()).add(i)
+        later = [self.graph.values[i].args[0] for i in pas.reduce]
+        later += [o.score for o in pas.online] + [m.score for m in pas.moments] + list(pas.kept_out)
+        later += [self.graph.outputs[k].value for k in pas.stores]
+        later += [self.program.columns[n].value for n in pas.columns]
+        for i in later:
+            users.setdefault(i, set()).add(-1)
+        return users
+
+    def _computed(self, values: Sequence[int], users: Mapping[int, set[int]], issued: Sequence[int]) -> list[Stmt]:
+        """The values of one pack, in order; the sides of a branch at its select."""
+        branches = self._branches(values, users)
+        inside = {i for sides in branches.values() for side in sides for i in side}
+        out: list[Stmt] = []
+        for i in values:
+            if i in branches:
+                test, *args = self.graph.values[i].args
+                then, other = (
+                    [
+                        *self._computed(side, users, issued),
+                        *(Assign(x, self.name(arg, e)) for e, x in enumerate(self.variables(i))),
+                    ]
+                    for side, arg in zip(branches[i], args, strict=True)
+                )
+                out.append(when(self.name(test, 0), then, other))
+            elif i not in inside:
+                out += self.value(i, issued)
+        return out
+
+    def _branches(
+        self, values: Sequence[int], users: Mapping[int, set[int]]
+    ) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
+        """The selects with expensive sides and the same choice for a whole pack, and the values of each side alone."""
+        found: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        free = set(values) - self.selected.skipped - self.selected.results.keys()
+        for place in reversed(range(len(values))):
+            i = values[place]
+            if i not in free or not self._chooses_packs(i):
+                continue
+            then, other = (self._side(i, k, [j for j in values[:place] if j in free], users) for k in (1, 2))
+            if sum(POINTWISE[self.graph.values[j].op].cost for j in (*then, *other)) >= MOST_SELECTED:
+                found[i] = then, other
+                free.difference_update(then, other)
+        return found
+
+    def _side(self, i: int, k: int, values: Sequence[int], users: Mapping[int, set[int]]) -> tuple[int, ...]:
+        """The pointwise values that are computed for argument ``k`` of select ``i`` alone."""
+        args, own = self.graph.values[i].args, set[int]()
+        for j in reversed(values):
+            direct = i in users[j] and (args.count(j) > 1 or args[k] != j)
+            if self.graph.values[j].op in POINTWISE and users[j] and users[j] <= own | {i} and not direct:
+                own.add(j)
+        return tuple(j for j in values if j in own)
+
+    def _chooses_packs(self, i: int) -> bool:
+        """True for a select by a position, as of a concatenation, that is the same for all elements of a pack."""
+        v = self.graph.values[i]
+        if v.op != "where" or self.graph.values[v.args[0]].op != "lt":
+            return False
+        position, bound = (self.graph.values[a] for a in self.graph.values[v.args[0]].args)
+        if position.op != "index" or bound.op != "const" or (position.scale, position.shift) != (1, 0):
+            return False
+        return position.axes[0] != self.program.cols[-1] or int(bound.number) % self.vec == 0
 
     def pack_weights(self, pack: Operand) -> list[Stmt]:
         """Sets ``before`` and ``weight`` for the thread's pack number ``pack``."""

@@ -86,10 +86,11 @@ class FlatKernel:
     def packs(self, numbers: Sequence[Expr]) -> list[Stmt]:
         """Packs of which none is beyond the last."""
         e = self.e
-        loads = e.held(e.issuable(), len(numbers)) if self.overwrites and len(numbers) > 1 else ()
+        apart = len(numbers) > 1 and (self.overwrites or e.branches(self.pas))
+        loads = e.held(e.issuable(), len(numbers)) if apart else ()
         if not loads:
             return [line for number in numbers for line in self.pack(number)]
-        # The compiler keeps loads of overwritten tensors behind earlier stores: here all loads come first.
+        # The compiler keeps loads behind branches, and those of overwritten tensors behind stores: here all come first.
         load, (stored, _) = e.load_function(loads), e.pass_function(0, self.pas, loads)
         words = [Var(f"x_{u}") for u in range(len(numbers))]
         out: list[Stmt] = []
