@@ -148,8 +148,8 @@ class RowsScheme(Scheme):
         cols = program.n_cols
         vec = max(1, vector_length(program, wide[0]))
         most = min(1024, max(1, power_of_two(-(-cols // min(vec, 4)))))
-        least = 1
-        while least < most and cols / least > 1024:
+        least, blocks = 1, max(int(c) for c in space["cluster"].choices)
+        while least < most and cols / (least * blocks) > 1024:
             least *= 2
         threads = thread_counts(cols, {vector_length(program, b) for b in wide}, least, most)
         rows = [r for r in (1, 2, 4, 8, 16, 32, 64, 128, 256) if r * threads[0] <= 1024]
@@ -217,6 +217,8 @@ class RowsScheme(Scheme):
         out: list[Config] = []
         t = int(d["threads_per_row"])
         vec = vector_length(program, int(d["vector_bytes"]))
+        if clustered(program) and d["keep"] == "reload" and 2 * program.n_rows < SMS:  # few blocks would be busy
+            out += [d | {"cluster": c, "threads_per_row": 512, "rows_per_block": 1} for c in (8, 4)]
         odd = t & (t - 1)
         if odd:  # no power of two suits the row: first the numbers that do
             warps = _warps(program, d)

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from autotune.compiler.planner.beam import shapes
 from autotune.compiler.planner.cost import Figures
 from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.ir.graph import Graph
+from autotune.space import load_space
 from tests.support.zoo import Case, T, workloads_of
 
 
@@ -77,3 +79,29 @@ def test_many_operators_have_a_default_with_few_elements(count: int, vector_byte
     graph = Graph.from_json(work.spec)
     default = scheme_of(graph).default(graph)
     assert (default["vector_bytes"], default["unroll"]) == (vector_bytes, unroll)
+
+
+def norm(x: Tensor) -> Tensor:
+    return F.silu(F.group_norm(x, 32))
+
+
+def sums(x: Tensor) -> Tensor:
+    return x.sum((0, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("fn", "given", "some"),
+    [(norm, T(1, 128, 512, 512), True), (sums, T(64, 3, 256, 256), True), (norm, T(8, 128, 512, 512), False)],
+)
+def test_few_long_rows_begin_with_clusters(fn: Callable[..., Any], given: Tensor, some: bool) -> None:
+    """The decoder of latent images has 32 rows of a million elements, for which 32 of 132 multiprocessors were busy."""
+    (work,) = workloads_of(Case("rows", fn, (given,)))
+    graph = Graph.from_json(work.spec)
+    for group in make_plan(graph).groups:
+        scheme = scheme_of(group.graph)
+        space = scheme.space_of(group.graph, load_space("fusion", "cuda"))
+        found = [c for c in scheme.seeds(group.graph)[:2] if c["cluster"] == 8 and c["keep"] == "reload"]
+        assert bool(found) == some
+        for config in found:
+            assert space.contains(config)
+            assert scheme.reject(group.graph, config) is None
