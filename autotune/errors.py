@@ -118,7 +118,8 @@ class Unreachable(Unsupported):
 class Repeated(Unsupported):
     """A region would compute sums several times, since they are read in several ways.
 
-    ``nodes`` are the matrix products among these sums, and the operators that read others at computed indices.
+    ``nodes`` are these sums if they are matrix products or index-adds, else the operators that read them at computed
+    indices.
     """
 
     def __init__(self, nodes: Sequence[Any]) -> None:

@@ -17,7 +17,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
@@ -130,6 +130,30 @@ _DEPTH = 32
 also limit calls from C, which every call under Dynamo is, and no program can raise that limit."""
 
 
+@dataclass
+class Repeats:
+    """The terms that a region adds for one sum.
+
+    Attributes:
+        once: their number if each is added once.
+        nodes: the nodes to blame.
+        terms: their number for each index that the sum is read at.
+    """
+
+    once: int
+    nodes: dict[object, None] = field(default_factory=dict)
+    terms: dict[tuple[tuple[Index, ...], Guards], int] = field(default_factory=dict)
+
+    def add(self, node: object, index: tuple[Index, ...], guards: Guards, terms: int) -> None:
+        """Record the terms at one index."""
+        self.nodes[node] = None
+        self.terms[index, guards] = terms
+
+    @property
+    def total(self) -> int:
+        return sum(self.terms.values())
+
+
 class Region:
     """Shared state of the lazy tensors of one translation: the graph under construction, names and their axes."""
 
@@ -141,19 +165,14 @@ class Region:
         """The fx node under translation; recorded in the tensors made for it, so that a failure names its node."""
         self.out: list[tuple[tuple[int, ...], torch.dtype]] = []
         """Shape and storage type of each result of the node under translation."""
-        self.work: dict[tuple[object, object], tuple[int, dict[tuple[tuple[Index, ...], Guards], int]]] = {}
-        """By node to blame and sum: the sum's number of terms, and the number for each index it is read at."""
+        self.sums: dict[object, Repeats] = {}
+        """The terms of each sum, where they may be added several times: of products, and of index-adds."""
+        self.picked: dict[object, Repeats] = {}
+        """The same of other reductions that are read at computed indices."""
         self.readers: list[object] = []
         """The nodes that read tensors at computed indices, whose elements are evaluated at the moment."""
         self.depth = 0
         """Tensors that are evaluated for a consumer at the moment, one for each operator of a chain."""
-
-    def count(
-        self, node: object, made: object, worth: int, index: tuple[Index, ...], guards: Guards, terms: int
-    ) -> None:
-        """Record the terms of a sum ``made`` at an index; ``worth`` is their number if each is added once."""
-        _, ways = self.work.setdefault((node, made), (worth, {}))
-        ways[index, guards] = terms
 
     @contextlib.contextmanager
     def reading(self, node: object) -> Iterator[None]:
@@ -477,7 +496,7 @@ def reduce(op: str, x: Lazy, dims: Iterable[int], keepdim: bool = False, dtype: 
             axes.extend(a for a, _ in full[d].terms)
         if region.readers and any(i.pick for i in index):
             terms = region.elements(tuple(full), guards)
-            region.count(region.readers[-1], made, x.numel, index, guards, terms)
+            region.picked.setdefault(made, Repeats(x.numel)).add(region.readers[-1], index, guards, terms)
         return region.build.reduce(op, x.at(tuple(full), guards), axes)
 
     made = Lazy(region, shape, dtype or x.dtype, names, at)

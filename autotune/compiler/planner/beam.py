@@ -262,7 +262,7 @@ An H200 took 1029 us for Mixer-B's layer norm of a sum that is half of such tens
 
 
 def _across_first(graph: Graph, costs: Costs, shape: Shape) -> list[tuple[float, Shape]]:
-    """The shape with transposed outputs of no reduction in first launches, and the bytes it saves.
+    """The shape with transposed outputs of no reduction in a first launch, and the bytes it saves.
 
     A projection of an image's tokens leaves such a region in a backward pass: the gradient, stored with the channels
     last, and its sums over images and pixels. Kernels over rows would store single elements, and tiled ones read the
@@ -270,24 +270,21 @@ def _across_first(graph: Graph, costs: Costs, shape: Shape) -> list[tuple[float,
     """
     g, f = graph, costs.figures
     reduced = {n for n in g.live if g.values[n].op in REDUCTIONS}
-    first: list[int] = []
-    gain = 0.0
+    sides: dict[tuple[frozenset[int], bool], list[int]] = {}  # by axes and direction of the unit stride
     for k, out in enumerate(g.outputs):
-        making, axes = set(g.making([out.value])), g.values[out.value].axes
-        if not reduced or not axes or not making.isdisjoint(reduced):
-            continue
-        left = [n for n in range(len(g.outputs)) if n not in first]
-        rest = [n for n in left if n != k]
-        whole, less = (_crosswise(g, axes, g.making([g.outputs[n].value for n in some]), some) for some in (left, rest))
-        again = sum(
-            {g.values[i].slot: costs.loaded[i] for i in making if g.values[i].op in ("load", "gather")}.values()
-        )
-        own = _ACROSS * (whole - less) - again - f.next_us * f.copy_gbs * 1e3
-        if own > 0:
-            first.append(k)
-            gain += own
-    cut = (*(((Root("o", k),),) for k in first), *_without(shape, first))
-    return [(gain, cut) for cut in _legal(graph, [cut])] if first else []
+        if reduced and 1 in out.strides and reduced.isdisjoint(g.making([out.value])):
+            sides.setdefault((frozenset(g.values[out.value].axes), by_rows(g, k)), []).append(k)
+    found: list[tuple[float, Shape]] = []
+    for first in sides.values():
+        axes, every = g.values[g.outputs[first[0]].value].axes, range(len(g.outputs))
+        rest = [k for k in every if k not in first]
+        whole, less = (_crosswise(g, axes, g.making([g.outputs[k].value for k in of]), of) for of in (every, rest))
+        loads = (i for i in g.making([g.outputs[k].value for k in first]) if g.values[i].op in ("load", "gather"))
+        again = sum({g.values[i].slot: costs.loaded[i] for i in loads}.values())
+        gain = _ACROSS * (whole - less) - again - f.next_us * f.copy_gbs * 1e3
+        cut = ((tuple(Root("o", k) for k in first),), *_without(shape, first))
+        found += [(gain, cut) for cut in (_legal(g, [cut]) if gain > 0 else [])]
+    return found
 
 
 def _read_back_first(graph: Graph, costs: Costs, shape: Shape) -> list[tuple[float, Shape]]:

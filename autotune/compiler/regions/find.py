@@ -135,7 +135,7 @@ class Finder:
     """A search for the regions of one graph.
 
     Attributes:
-        kept: the products whose results must be stored before they are read.
+        kept: the products and index-adds whose results must be stored before they are read.
         picking: the nodes whose tables must be stored before they read them at computed indices.
         copied: the nodes that every region which reads them computes.
         once: the nodes that only their own region may compute.
@@ -217,14 +217,14 @@ class Finder:
     def read_stored(self, nodes: Sequence[fx.Node]) -> None:
         """Keep sums apart that a region would repeat.
 
-        Products are stored before they are read, and so are the tables of nodes that read at computed indices. A
-        marked node whose sums are still repeated stays outside.
+        Products and index-adds are stored before they are read, and so are the tables of nodes that read at computed
+        indices. A marked node whose sums are still repeated stays outside.
         """
         for n in nodes:
-            product = self.facts[n].operator in PRODUCTS
-            marked = self.kept if product else self.picking
+            operator = self.facts[n].operator
+            marked = self.kept if operator in PRODUCTS or operator in SCATTERS else self.picking
             if n in marked:
-                self._leave_outside(n, LIBRARY_CALL if product else "it would repeat sums")
+                self._leave_outside(n, LIBRARY_CALL if operator in PRODUCTS else "sums that a region would repeat")
             marked.add(n)
 
     def blame(self, nodes: Sequence[fx.Node], error: Unsupported) -> None:
@@ -317,15 +317,16 @@ class Finder:
 
 
 def workload_of(
-    module: fx.GraphModule, precision: str | None = None, program: dict[str, Any] | None = None
+    module: fx.GraphModule, precision: str | None = None, program: dict[str, Any] | None = None, *, once: bool = True
 ) -> tuple[Workload, Binding]:
     """The workload of a region's submodule, with the errors of :func:`autotune.compiler.lower.translate.translate`.
 
     Args:
         program: the result of ``aten.to_json`` for the submodule, if known.
+        once: as of ``translate``.
     """
     facts = GraphFacts(module.graph)
-    translation = translate(facts, precision)
+    translation = translate(facts, precision, once=once)
     program = program or aten.to_json(module)
     graph, slots, order = canonicalize(translation.graph)
     binding = Binding(tuple(translation.slots[s] for s in slots), order)

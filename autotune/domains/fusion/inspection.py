@@ -236,7 +236,7 @@ def results_of(workload: Workload) -> tuple[int, ...]:
 def rederived(workload: Workload, side: str) -> tuple[str, Binding]:
     """The fingerprint of the graph of a workload's program, and the binding of its tensors. Executes nothing."""
     module = traced(workload.source, side)
-    made, binding = workload_of(module, str(workload.spec.get("precision", "")), dict(workload.source))
+    made, binding = workload_of(module, str(workload.spec.get("precision", "")), dict(workload.source), once=False)
     return made.fingerprint, binding
 
 

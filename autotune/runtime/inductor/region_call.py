@@ -201,7 +201,7 @@ def at_these(call: RegionCall, sizes: Mapping[str, int], *, counted: bool = True
     from autotune.runtime.match import look_up
 
     program = at_sizes(call.source, sizes)
-    workload, binding = workload_of(traced(program, call.device), str(call.spec.get("precision", "")))
+    workload, binding = workload_of(traced(program, call.device), str(call.spec.get("precision", "")), once=False)
     # At any ratio of rows: the alternative is the operators one by one, not Inductor's code.
     found = look_up(workload, call.device, rows=math.inf, packaged=call.packaged)
     tuned = ""

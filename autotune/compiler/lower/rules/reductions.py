@@ -23,7 +23,19 @@ from typing import Any
 import torch
 
 from autotune.compiler.lower import views
-from autotune.compiler.lower.lazy import NARROW, Guards, Index, Lazy, Number, Region, cast, pointwise, reduce, scalar
+from autotune.compiler.lower.lazy import (
+    NARROW,
+    Guards,
+    Index,
+    Lazy,
+    Number,
+    Region,
+    Repeats,
+    cast,
+    pointwise,
+    reduce,
+    scalar,
+)
 from autotune.compiler.lower.rules.pointwise import compare
 from autotune.compiler.lower.rules.table import alike, counted, padded, rule, rules
 from autotune.errors import Repeated, Unsupported
@@ -225,7 +237,8 @@ def _product(a: Lazy, b: Lazy) -> Lazy:
     origin = region.origin
 
     def at(index: tuple[Index, ...], guards: Guards) -> int:
-        region.count(origin, total, total.numel * k, index, guards, k * region.elements(index, guards))
+        every = region.sums.setdefault(total, Repeats(total.numel * k))
+        every.add(origin, index, guards, k * region.elements(index, guards))
         return total.at(index, guards)
 
     return Lazy(region, total.shape, total.dtype, total.names, at)
@@ -235,14 +248,17 @@ def check_work(region: Region) -> None:
     """Raises Repeated if sums are computed several times.
 
     A rotation combines each element with another one, so a product's weights would be read again for each. A norm of a
-    graph's nodes would be computed for each edge that reads a node. A small sum may be computed twice, for example if a
-    recurrence stores its gates as a whole and uses parts of them.
+    graph's nodes would be computed for each edge that reads a node. A small product may be computed twice, for example
+    if a recurrence stores its gates as a whole and uses parts of them. Other reductions may be repeated in the time of
+    a launch.
     """
     repeated = dict[object, None]()
-    for (node, _), (worth, ways) in region.work.items():
-        done = sum(ways.values())
-        if done > (2 if done <= 2 * _SMALL else 1) * worth:
-            repeated[node] = None
+    for one in region.sums.values():
+        if one.total > (2 if one.total <= 2 * _SMALL else 1) * one.once:
+            repeated |= one.nodes
+    for one in region.picked.values():
+        if one.total > one.once + _SMALL:
+            repeated |= one.nodes
     if repeated:
         raise Repeated(list(repeated))
 
@@ -314,7 +330,8 @@ def _sum_at(rows: Lazy, destinations: Lazy, extent: int, tokens: int | None = No
             raise Unsupported("a row with separate indices whose terms are equal, or are those of other rows")
         if not set(over) & set(build.values[destination].axes) or not _walked(build, term, destination, over):
             raise Unsupported("terms or indices that are the same everywhere")
-        region.count(origin, made, made.numel, index, guards, region.elements(index, guards))
+        every = region.sums.setdefault(made, Repeats(made.numel))
+        every.add(origin, index, guards, region.elements(index, guards))
         return build.sum_at(term, destination, over, axis)
 
     names = [region.names.new(extent), *rows.names[tokens:]]

@@ -91,6 +91,11 @@ class Scheme(Choices):
                 made.append(config)
         return made
 
+    def first_accepted(self, graph: Graph, configs: Iterable[Config]) -> Config:
+        """The first of ``configs``, normalized, that is not rejected; the last one if all are."""
+        made = [self.normalize(graph, c) for c in configs]
+        return next((c for c in made if self.reject(graph, c) is None), made[-1])
+
     def block(self, graph: Graph, config: Config) -> Block | str:
         """The block of :meth:`main`, or the reason why there is no such kernel; cached."""
         return _block(self, graph, tuple((k, _WITHOUT_EFFECT.get(k, v)) for k, v in sorted(config.items())))

@@ -41,6 +41,8 @@ SHORTEST_PIECE = 64
 took 2.3 to 5 times the time of a group norm's bytes with pieces of 20, 1.1 to 2.3 times with 40, 1.0 to 1.3 above."""
 ACCUMULATORS_KEPT = 128
 """Most 32-bit accumulators of a thread; with more, spilling is certain."""
+_MOST_OF_ROWS = 82
+"""Most accumulators of each of 512 threads that share a row; with 84 the compiler spills 568 bytes a thread."""
 _FINISHES = ("outer", "rows")
 """Schemes of a finish: over the outer axis if that has a kernel, else row by row."""
 
@@ -139,7 +141,7 @@ class ColumnsScheme(Scheme):
         if split.width < 8:
             raise Unsupported("few columns")
         program = main_program(split)
-        if not program.pointwise and _full(accumulators(program, 1, -(-program.n_cols // 1024)), 1024):
+        if not program.pointwise and accumulators(program, 1, -(-program.n_cols // 512)) > _MOST_OF_ROWS:
             raise Unsupported("rows too long for the accumulators of a block")
         sums_alone = program.pointwise and not split.main.outputs
         if sums_alone and split.main.size(split.rows) <= MOST_ROWS_AT_ONCE:
@@ -217,9 +219,11 @@ class ColumnsScheme(Scheme):
             config |= next((c for blocks in (3, 2) for c in single if c["blocks_per_sm"] == blocks), {})
         elif t == 512 and words + 28 <= 64:  # or only one of two blocks an SM would run
             config["max_registers"] = 64
-        leaner: tuple[Config, ...] = ({}, {"prefetch": False}, {"prefetch": False, "keep": "reload"})
-        made = [self.normalize(graph, config | less) for less in leaner]
-        return next((c for c in made if self.reject(graph, c) is None), made[-1])
+        reload: Config = {"prefetch": False, "keep": "reload"}
+        leaner: list[Config] = [{}, {"prefetch": False}, reload]
+        leaner += [reload | {"vector_bytes": b} for b in row_wise.vectors(program) if b < vb]
+        leaner.append(reload | {"vector_bytes": row_wise.vectors(program)[-1], "threads_per_row": 512})
+        return self.first_accepted(graph, [config | less for less in leaner])
 
     def seeds(self, graph: Graph) -> list[Config]:
         program = _main(graph)

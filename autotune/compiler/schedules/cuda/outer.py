@@ -230,7 +230,8 @@ class OuterScheme(Scheme):
             best = config | {"cluster": cluster, "threads_per_row": wide, "rows_per_block": max(1, 512 // wide)}
         if program.kept and not _held(program, best):
             best |= {"keep": "reload", "unroll": 4, "online": has_online(program), "cluster": 1}
-        return self.normalize(graph, best)
+        deep = int(best["rows_per_block"])
+        return self.first_accepted(graph, [best | {"rows_per_block": max(1, deep // n)} for n in (1, 2, 4)])
 
     def _shape(self, program: Program, config: Config, threads: int) -> Config:
         """``threads`` along the kept axes, and enough along the reduced ones for four to eight indices each."""

@@ -24,7 +24,7 @@ from autotune.space import Space
 from autotune.task import Config
 
 _MOST_WORK = 1024
-"""Cost of the operators on a thread's elements above which they need too many registers.
+"""Cost of the operators on a thread's elements above which a search begins with fewer elements.
 
 Twenty sines and cosines of eight elements take 254 registers and spill 344 bytes; of two elements they take 87.
 """
@@ -60,7 +60,7 @@ class FlatScheme(Scheme):
         program = plain_program(graph)
         widest = default_vector(program)
         work = sum(POINTWISE[v.op].cost for i in graph.live if (v := graph.values[i]).op in POINTWISE and v.axes)
-        shapes = [(widest, 2), *((b, 1) for b in vectors(program) if b <= widest)]
+        shapes = [(widest, 2), *((b, 1) for b in vectors(program)[:3] if b <= widest)]
         fit = ((b, n) for b, n in shapes if work * n * vector_length(program, b) <= _MOST_WORK)
         vector_bytes, unroll = next(fit, shapes[-1])
         shape: Config = {"threads_per_row": 256, "vector_bytes": vector_bytes, "unroll": unroll}

@@ -148,8 +148,8 @@ class RowsScheme(Scheme):
         cols = program.n_cols
         vec = max(1, vector_length(program, wide[0]))
         most = min(1024, max(1, power_of_two(-(-cols // min(vec, 4)))))
-        least, blocks = 1, max(int(c) for c in space["cluster"].choices)
-        while least < most and cols / (least * blocks) > 1024:
+        least = 1
+        while least < min(most, 256) and cols / least > 1024:
             least *= 2
         threads = thread_counts(cols, {vector_length(program, b) for b in wide}, least, most)
         rows = [r for r in (1, 2, 4, 8, 16, 32, 64, 128, 256) if r * threads[0] <= 1024]

@@ -183,7 +183,7 @@ def test_a_product_that_is_gathered_is_stored() -> None:
 def test_all_products_that_are_repeated_are_found_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     whole = regions.translate
-    monkeypatch.setattr(regions, "translate", lambda *a: calls.append(a) or whole(*a))
+    monkeypatch.setattr(regions, "translate", lambda *a, **how: calls.append(a) or whole(*a, **how))
 
     def turned(x: Tensor, *weights: Tensor) -> Tensor:
         return sum(y + y.roll(1, 0).flip(0) + torch.cat([y[:, 8:], y[:, :8]], 1) for y in (x @ w for w in weights))

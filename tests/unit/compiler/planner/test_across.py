@@ -37,6 +37,13 @@ def image(gradient: Tensor) -> tuple[Tensor, Tensor]:
     return gradient.transpose(1, 2).contiguous(), gradient.sum((0, 1))
 
 
+def halves(gradient: Tensor, other: Tensor) -> tuple[Tensor, ...]:
+    """Several transposed outputs, none of which alone would be worth a launch of its own."""
+    both = gradient * other
+    found = [f(both).transpose(1, 2).contiguous() for f in (torch.sin, torch.cos, torch.tanh)]
+    return (*found, both.sum((0, 2)))
+
+
 def in_place(gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Nothing is transposed."""
     return gradient * 2, gradient.sum((0, 2, 3))
@@ -72,6 +79,14 @@ def test_a_transposed_output_is_stored_by_tiles(fn: Function, sizes: tuple[int, 
     plan = make_plan(graph, "cuda", first)
     assert [scheme_of(g.graph).name for g in plan.groups] == ["transpose", scheme]
     assert not plan.scratch
+
+
+def test_several_outputs_are_stored_first_together() -> None:
+    graph = graph_of(halves, 8, 256, 4096, count=2)
+    first = proposed(graph)[0]
+    assert first.split(" / ")[0].count(",") == 2
+    plan = make_plan(graph, "cuda", first)
+    assert [scheme_of(g.graph).name for g in plan.groups] == ["transpose", "rows"]
 
 
 @pytest.mark.parametrize(

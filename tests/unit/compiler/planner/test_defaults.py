@@ -55,6 +55,10 @@ def heads(x: Tensor, gate: Tensor) -> tuple[Tensor, ...]:
         (by_rows_and_columns, (T(8, 64, 30000), T(30000))),
         (twice, (T(512, 4096), T(4096))),
         (twice, (T(512, 16384), T(16384))),
+        (twice, (T(512, 18432, d=torch.bfloat16), T(18432, d=torch.bfloat16))),
+        (twice, (T(512, 20480, d=torch.bfloat16), T(20480, d=torch.bfloat16))),
+        (twice, (T(64, 131072, d=torch.bfloat16), T(131072, d=torch.bfloat16))),
+        (by_rows_and_columns, (T(8, 16, 41984), T(41984))),
         (gates, (T(512, 1024),) * 24),
         (heads, (T(2, 1024, 32, 64), T(2, 1024, 32, 64))),
     ],
@@ -72,13 +76,14 @@ def encoded(x: Tensor, *others: Tensor) -> list[Tensor]:
     return [f(2.0**k * x) for k in range(1 + len(others)) for f in (torch.sin, torch.cos)]
 
 
-@pytest.mark.parametrize(("count", "vector_bytes", "unroll"), [(1, 16, 2), (10, 8, 1)])
+@pytest.mark.parametrize(("count", "vector_bytes", "unroll"), [(1, 16, 2), (10, 8, 1), (24, 8, 1)])
 def test_many_operators_have_a_default_with_few_elements(count: int, vector_bytes: int, unroll: int) -> None:
     """Two numbers a thread: twenty sines of eight numbers would spill."""
     (work,) = workloads_of(Case("encoded", encoded, (T(1 << 20),) * count))
     graph = Graph.from_json(work.spec)
     default = scheme_of(graph).default(graph)
     assert (default["vector_bytes"], default["unroll"]) == (vector_bytes, unroll)
+    assert scheme_of(graph).space_of(graph, load_space("fusion", "cuda")).contains(default)
 
 
 def norm(x: Tensor) -> Tensor:

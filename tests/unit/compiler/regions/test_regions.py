@@ -11,10 +11,12 @@ from torch import Tensor, fx
 
 from autotune.compiler.capture.recording import capture
 from autotune.compiler.lower.nodes import op_name
-from autotune.compiler.regions import find
+from autotune.compiler.regions import aten, find
 from autotune.compiler.regions.find import Region, find_regions
 from autotune.compiler.regions.grouping import Flow, merge_groups
+from autotune.compiler.regions.symbols import traced
 from autotune.domains.fusion.builtin import BertLayer
+from autotune.errors import Repeated
 from tests.support.capture_helpers import check, regions_of
 from tests.support.group_order import acyclic, can_be_ordered
 from tests.unit.compiler.lower.test_translate import t
@@ -174,15 +176,57 @@ def test_a_norm_that_is_read_at_more_indices_is_stored() -> None:
         h = norm(nodes)
         return torch.cat([h[ends[0]], h[ends[1]], edges], dim=-1)
 
-    nodes, edges, ends = t(3000, 32), t(9000, 32), torch.randint(0, 3000, (2, 9000))
+    nodes, edges, ends = t(3000, 128), t(30000, 128), torch.randint(0, 3000, (2, 30000))
     stored, read = regions_of(messages, nodes, edges, ends, grad=False)
     assert [op_name(n) for n in read.nodes] == ["index", "index", "cat"]
     assert set(read.inputs) & set(stored.outputs)
     for r in (stored, read):
         check(r)
-    for few in (ends[:, :1000], ends[:, :1500]):  # no more rows than the table has
+    for few in (ends[:, :1500], ends[:, :5000]):  # no more rows than the table has, or few more
         (together,) = regions_of(messages, nodes, edges[: few.shape[1]], few, grad=False)
         check(together)
+
+
+def test_norms_that_are_read_by_several_are_counted_together() -> None:
+    def rounds(nodes: Tensor, ends: Tensor) -> Tensor:
+        h = norm(nodes)
+        return torch.stack([h[at] for at in ends]).sum(0)
+
+    stored, read = regions_of(rounds, t(3000, 128), torch.randint(0, 3000, (8, 3000)), grad=False)
+    assert op_name(stored.nodes[-1]) != "index"
+    assert [op_name(n) for n in read.nodes].count("index") == 8
+
+
+def test_a_sum_at_indices_that_is_read_in_two_ways_is_stored() -> None:
+    def rotated(rows: Tensor, at: Tensor, w: Tensor) -> Tensor:
+        found = torch.zeros(3000, 512).index_add(0, at, rows)
+        return found * w + found.flip(-1)
+
+    given = (t(9000, 512), torch.randint(0, 3000, (9000,)), t(512))
+    (graph,) = capture(rotated, given, grad=False)
+    regions = find.regions_from(find.GraphFacts(graph.module.graph, "cuda"))
+    assert [{op_name(n) for n in r.nodes} & {"index_put", "index_add", "rev", "flip"} for r in regions] == [
+        {"index_put"},
+        {"rev"},
+    ]
+
+
+def test_stored_regions_may_repeat_sums() -> None:
+    """An earlier version made such regions, and other sizes of a dynamic shape may."""
+
+    def messages(nodes: Tensor, ends: Tensor) -> Tensor:
+        return norm(nodes)[ends]
+
+    nodes = t(3000, 128)
+    (region,) = regions_of(messages, nodes, torch.randint(0, 3000, (1000,)), grad=False)
+    program = aten.to_json(region.submodule)
+    for tensor in program["inputs"]:
+        tensor["shape"] = [30000 if n == 1000 else n for n in tensor["shape"]]
+    module = traced(program, "cpu")
+    with pytest.raises(Repeated):
+        find.workload_of(module)
+    workload, _ = find.workload_of(module, once=False)
+    assert "30000" in workload.label
 
 
 def test_sums_that_do_not_vary_with_an_index_are_in_the_region_that_reads_there() -> None:
@@ -347,7 +391,7 @@ def test_equal_layers_are_translated_once(monkeypatch: pytest.MonkeyPatch) -> No
 
     translated: list[int] = []
     translate = find.translate
-    monkeypatch.setattr(find, "translate", lambda *given: translated.append(1) or translate(*given))
+    monkeypatch.setattr(find, "translate", lambda *given, **how: translated.append(1) or translate(*given, **how))
     found = regions_of(Layers(), torch.randn(8, 16), grad=False)
     workloads = [r.workload for r in found]
     assert None not in workloads
