@@ -48,6 +48,8 @@ class RegionPlan:
         schedule: "default", or the origin of the stored schedule.
         before: cost in eager mode.
         after: the region's kernels; None without kernels, for the reason in ``reason``.
+        predicted: microseconds of these kernels on an H200 by the cost model, and of the bytes of the region alone;
+            None on a CPU, and for schemes without a model.
     """
 
     label: str
@@ -57,6 +59,7 @@ class RegionPlan:
     before: EagerCost
     after: Anatomy | None
     reason: str = ""
+    predicted: tuple[float, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -68,6 +71,8 @@ class RegionPlan:
             "before": self.before.to_json(),
             "after": self.after.to_json() if self.after else None,
             "reason": self.reason,
+            "predicted_us": self.predicted and round(self.predicted[0], 1),
+            "bytes_us": self.predicted and round(self.predicted[1], 1),
         }
 
 
@@ -162,10 +167,12 @@ def plan_target(
             task = FusionTask(workload, device, "sm_90", _SMS)
             config, schedule = _stored(store, workload, side, device) or (task.default(), "default")
             after = dissect(task.graph, config, side, _SMS)
+            predicted = task.predict(config) if side == "cuda" else None
         except Unsupported as error:
             out.append(RegionPlan(workload.label, count, workload, "", before, None, str(error)))
             continue
-        out.append(RegionPlan(workload.label, count, workload, schedule, before, after))
+        times = predicted and (predicted, task.estimates.copy_us(task.graph.bytes_moved))
+        out.append(RegionPlan(workload.label, count, workload, schedule, before, after, predicted=times or None))
     return out, found
 
 
@@ -238,6 +245,9 @@ def text(target: str, side: str, regions: Sequence[RegionPlan], found: Planned, 
     yield f"{target} for {side}: {plural(len(regions), 'region')}"
     yield f"in eager mode: {plural(before['kernels'], 'kernel')}, {size(before['bytes'])} moved"
     yield f"with autotune: {plural(after['kernels'], 'kernel')}, {size(after['bytes'])} moved"
+    known = [(r.count, *r.predicted) for r in regions if r.predicted]
+    if known:
+        yield _predicted(sum(n * us for n, us, _ in known), sum(n * us for n, _, us in known))
     if len(found.gradients) > 1:
         yield from _wrapped(f"{target} {BOTH_WAYS}; --train plans training alone", "")
     if why:
@@ -252,9 +262,15 @@ def text(target: str, side: str, regions: Sequence[RegionPlan], found: Planned, 
             yield from _wrapped(f"left to Inductor: {region.reason}", "   ")
             continue
         yield from _wrapped(f"after:  {_after(region.after)}", "   ")
+        if region.predicted:
+            yield f"   {_predicted(*region.predicted)}"
         yield from _wrapped(f"plan:   {region.after.plan} ({region.schedule})", "   ")
         for number, launch in enumerate(region.after.launches):
             yield from _launch(number, launch)
+
+
+def _predicted(us: float, bytes_us: float) -> str:
+    return f"predicted for an H200: {us:.3g} us, {bytes_us:.3g} us by bytes alone"
 
 
 def why_lines(outside: Sequence[Outside]) -> Iterator[str]:

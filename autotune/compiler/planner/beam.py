@@ -323,7 +323,8 @@ def _read_back_first(graph: Graph, costs: Costs, shape: Shape) -> list[tuple[flo
 
 def _without(shape: Shape, outputs: Sequence[int]) -> Shape:
     """The shape without some outputs, and without launches and groups that have nothing else."""
-    kept = ([tuple(r for r in group if r.kind != "o" or r.number not in outputs) for group in la] for la in shape)
+    stored = {Root("o", k) for k in outputs}
+    kept = ([tuple(r for r in group if r not in stored) for group in launch] for launch in shape)
     return tuple(tuple(filter(None, launch)) for launch in kept if any(launch))
 
 

@@ -49,6 +49,10 @@ class Figures:
     sector_bytes: float = SECTOR_BYTES
     calibrated: bool = False
 
+    def copy_us(self, nbytes: float) -> float:
+        """Microseconds of a kernel that moves so many bytes and does nothing else."""
+        return self.first_us + nbytes / self.copy_gbs / 1e3
+
     @classmethod
     def of(cls, side: str, found: Mapping[str, float], arch: str = "", units: int = 0) -> Figures:
         """The figures of a device: measured ones from ``found``, and those of its class for the rest.

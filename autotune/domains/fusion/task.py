@@ -132,7 +132,7 @@ class FusionTask(Task):
         figures = self.estimates
         if not figures.calibrated or any(v.op == "gather" for v in self.graph.values):
             return None
-        return figures.first_us + self.graph.bytes_moved / figures.copy_gbs / 1e3
+        return figures.copy_us(self.graph.bytes_moved)
 
     def expected_gain(self, expected_us: float) -> float | None:
         """See ``autotune.task.Task``.
@@ -145,8 +145,7 @@ class FusionTask(Task):
         overs = len({v.over for v in self.graph.values if v.op in REDUCTIONS})
         copies, usual = _INDUCTOR[min(overs, len(_INDUCTOR) - 1)]
         figures = self.estimates
-        copy_us = figures.first_us + self.graph.bytes_moved / figures.copy_gbs / 1e3
-        return max(copies * copy_us / expected_us, usual)
+        return max(copies * figures.copy_us(self.graph.bytes_moved) / expected_us, usual)
 
     @cached_property
     def estimates(self) -> Figures:

@@ -210,6 +210,22 @@ def test_the_last_line_names_a_device_that_this_machine_lacks(
     assert last.endswith(", on a machine with a device cuda") is not exists
 
 
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_gpu_s_kernels_have_predicted_times(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "fusion", "layer_norm", "--train", "--device", device]
+    assert main(words) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "predicted for an H200" in line]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["regions"]
+    if device == "cpu":
+        assert not lines
+        assert all(region["predicted_us"] is None and region["bytes_us"] is None for region in found)
+        return
+    assert len(lines) == 1 + len(found)
+    for region in found:  # both read and write 128 MiB or more, and compute little
+        assert 30 < region["bytes_us"] < region["predicted_us"] < 2 * region["bytes_us"]
+
+
 def test_inputs_that_need_data_are_made_for_real() -> None:
     (region,) = regions(f"{HERE}:looks_at_data", f"{HERE}:data_inputs")
     assert region.label == "relu f32 32"
