@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -48,8 +49,8 @@ class RegionPlan:
         schedule: "default", or the origin of the stored schedule.
         before: cost in eager mode.
         after: the region's kernels; None without kernels, for the reason in ``reason``.
-        predicted: microseconds of these kernels on an H200 by the cost model, and of the bytes of the region alone;
-            None on a CPU, and for schemes without a model.
+        predicted_us: time of these kernels on an H200 by the cost model; None on a CPU and for schemes without one.
+        bytes_us: time of the bytes of the region alone; None on a CPU.
     """
 
     label: str
@@ -59,7 +60,8 @@ class RegionPlan:
     before: EagerCost
     after: Anatomy | None
     reason: str = ""
-    predicted: tuple[float, float] | None = None
+    predicted_us: float | None = None
+    bytes_us: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -71,8 +73,8 @@ class RegionPlan:
             "before": self.before.to_json(),
             "after": self.after.to_json() if self.after else None,
             "reason": self.reason,
-            "predicted_us": self.predicted and round(self.predicted[0], 1),
-            "bytes_us": self.predicted and round(self.predicted[1], 1),
+            "predicted_us": self.predicted_us and round(self.predicted_us, 1),
+            "bytes_us": self.bytes_us and round(self.bytes_us, 1),
         }
 
 
@@ -168,11 +170,12 @@ def plan_target(
             config, schedule = _stored(store, workload, side, device) or (task.default(), "default")
             after = dissect(task.graph, config, side, _SMS)
             predicted = task.predict(config) if side == "cuda" else None
+            known = predicted if predicted and math.isfinite(predicted) else None
+            alone = task.estimates.copy_us(task.graph.bytes_moved) if side == "cuda" else None
         except Unsupported as error:
             out.append(RegionPlan(workload.label, count, workload, "", before, None, str(error)))
             continue
-        times = predicted and (predicted, task.estimates.copy_us(task.graph.bytes_moved))
-        out.append(RegionPlan(workload.label, count, workload, schedule, before, after, predicted=times or None))
+        out.append(RegionPlan(workload.label, count, workload, schedule, before, after, "", known, alone))
     return out, found
 
 
@@ -245,9 +248,10 @@ def text(target: str, side: str, regions: Sequence[RegionPlan], found: Planned, 
     yield f"{target} for {side}: {plural(len(regions), 'region')}"
     yield f"in eager mode: {plural(before['kernels'], 'kernel')}, {size(before['bytes'])} moved"
     yield f"with autotune: {plural(after['kernels'], 'kernel')}, {size(after['bytes'])} moved"
-    known = [(r.count, *r.predicted) for r in regions if r.predicted]
-    if known:
-        yield _predicted(sum(n * us for n, us, _ in known), sum(n * us for n, _, us in known))
+    timed = [r for r in regions if r.bytes_us]
+    if timed:
+        us = None if any(not r.predicted_us for r in timed) else sum(r.count * (r.predicted_us or 0.0) for r in timed)
+        yield _predicted(us, sum(r.count * (r.bytes_us or 0.0) for r in timed))
     if len(found.gradients) > 1:
         yield from _wrapped(f"{target} {BOTH_WAYS}; --train plans training alone", "")
     if why:
@@ -262,15 +266,15 @@ def text(target: str, side: str, regions: Sequence[RegionPlan], found: Planned, 
             yield from _wrapped(f"left to Inductor: {region.reason}", "   ")
             continue
         yield from _wrapped(f"after:  {_after(region.after)}", "   ")
-        if region.predicted:
-            yield f"   {_predicted(*region.predicted)}"
+        if region.bytes_us:
+            yield f"   {_predicted(region.predicted_us, region.bytes_us)}"
         yield from _wrapped(f"plan:   {region.after.plan} ({region.schedule})", "   ")
         for number, launch in enumerate(region.after.launches):
             yield from _launch(number, launch)
 
 
-def _predicted(us: float, bytes_us: float) -> str:
-    return f"predicted for an H200: {us:.3g} us, {bytes_us:.3g} us by bytes alone"
+def _predicted(us: float | None, bytes_us: float) -> str:
+    return f"predicted for an H200: {'no model' if us is None else f'{us:.3g} us'}, {bytes_us:.3g} us by bytes alone"
 
 
 def why_lines(outside: Sequence[Outside]) -> Iterator[str]:

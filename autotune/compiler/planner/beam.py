@@ -69,7 +69,7 @@ def shapes(graph: Graph, side: str, plans: str, figures: Figures, limit: int) ->
     ranked = _different(graph, vertices.costs, list(dict.fromkeys(found)))
     if side == "cuda" and len(vertices) <= MOST_VERTICES:
         apart = [*_across_first(graph, vertices.costs, ranked[0]), *_read_back_first(graph, vertices.costs, ranked[0])]
-        ranked = [*(cut for _, cut in sorted(apart, key=lambda found: -found[0])), *ranked]
+        ranked = [*(cut for _, cut in sorted(apart, key=lambda found: -found[0])[:1]), *ranked]
         ranked = [*_small_first(graph, vertices.costs, ranked[0]), *ranked]
     if plans == "model":
         return ranked[:1]

@@ -221,7 +221,7 @@ def _scattered(graph: Graph, config: Schedule, figures: Figures, sm: SmLimits) -
     owned, vec = int(config["owned"]), max(1, s.vector(int(config["vector_bytes"])))
     groups, chunks = blocks_of(s, config)
     blocks = float(groups * chunks)
-    cap = int(config["max_registers"]) or 40 + 4 * vec * min(4, int(config["unroll"]))
+    cap = int(config["max_registers"]) or min(40 + 4 * vec * min(4, int(config["unroll"])), sm.registers // threads)
     steps = sum(math.ceil(one.n_tokens / (threads * one.place_vector * MOST_PACKS)) for one in s.sums)
     shared = 4.0 * (threads * (4 * MOST_PACKS + 2) + len(s.sums) * min(MOST_SORTED, s.n_tokens))
     fit = min(sm.threads // threads, int(sm.registers // (cap * threads)), int(sm.shared // (shared + 1024)), sm.blocks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -81,3 +82,19 @@ def test_each_pack_computes_one_side(
             check_group(group.graph, emitted, special=special)
         found = {int(n) for n in re.findall(r"if v(\d+)_0:", emitted.sources[0].text)}
         assert len(found) == branches, found
+
+
+def test_a_position_among_fractions_is_no_choice_of_a_pack() -> None:
+    """Stored graphs may compare positions in float32: a pack of eight from 32 on has elements on both sides of 32.5."""
+    (group,) = task_of(shared, torch.randn(70, 64), torch.randn(70, 64)).plan.groups
+    values = list(group.graph.values)
+    for v in group.graph.values:
+        if v.op == "lt":
+            position, bound = v.args
+            values[position] = replace(values[position], dtype="float32")
+            values[bound] = replace(values[bound], dtype="float32", number=32.5)
+    graph = replace(group.graph, values=tuple(values))
+    scheme = scheme_of(graph)
+    emitted = scheme.emit(graph, scheme.default(graph), 3)
+    check_group(graph, emitted)
+    assert not re.search(r"if v\d+_0:", emitted.sources[0].text)

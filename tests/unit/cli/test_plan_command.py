@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -224,6 +225,22 @@ def test_a_gpu_s_kernels_have_predicted_times(device: str, capsys: pytest.Captur
     assert len(lines) == 1 + len(found)
     for region in found:  # both read and write 128 MiB or more, and compute little
         assert 30 < region["bytes_us"] < region["predicted_us"] < 2 * region["bytes_us"]
+
+
+def test_kernels_without_a_model_have_the_time_of_their_bytes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["plan", "fusion", f"{HERE}:outer", "--inputs", f"{HERE}:outer_inputs"]
+    for found in (None, math.inf):
+        monkeypatch.setattr(FusionTask, "predict", lambda *_, found=found: found)
+        assert main(words) == 0
+        lines = [line for line in capsys.readouterr().out.splitlines() if "predicted" in line]
+        assert len(lines) == 2
+        assert all("for an H200: no model, " in line for line in lines)
+        assert main([*words, "--json"]) == 0
+        (region,) = json.loads(capsys.readouterr().out)["regions"]
+        assert region["predicted_us"] is None
+        assert region["bytes_us"] > 0
 
 
 def test_inputs_that_need_data_are_made_for_real() -> None:

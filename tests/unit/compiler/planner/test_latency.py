@@ -9,6 +9,8 @@ import statistics
 import zlib
 
 import pytest
+import torch
+from torch import Tensor
 
 from autotune.compiler.planner.cost import Figures
 from autotune.compiler.planner.latency import Work, _work
@@ -17,10 +19,11 @@ from autotune.domains.fusion.task import FusionTask
 from autotune.ir.canonical import canonicalize, to_workload
 from autotune.ir.graph import Graph
 from autotune.ir.simplify import simplify
+from autotune.task import Config
 from autotune.tuner import seeds
 from autotune.workload import Workload
 from tests.support.cpu_graphs import Build
-from tests.support.zoo import ZOO, workloads
+from tests.support.zoo import ZOO, Case, T, workloads, workloads_of
 
 
 def task(work: Workload, device: str = "cuda:0") -> FusionTask:
@@ -238,3 +241,17 @@ def test_tiles_are_near_the_bandwidth() -> None:
     assert tiled is not None
     floor = Graph.from_json(t.workload.spec).bytes_moved / Figures().copy_gbs / 1e3
     assert floor < tiled < 1.5 * floor
+
+
+def test_index_adds_of_many_threads_have_a_finite_time() -> None:
+    """The compiler takes no more registers than the threads of a block may have."""
+
+    def added(rows: Tensor, at: Tensor) -> Tensor:
+        return torch.zeros(3000, 1024, dtype=torch.bfloat16).index_add(0, at, rows) * 2
+
+    (work,) = workloads_of(Case("added", added, (T(50000, 1024, d=torch.bfloat16), T(50000, d=torch.int64))))
+    t = task(work, "cuda:0")
+    shape: Config = {"threads_per_row": 128, "rows_per_block": 8, "owned": 32, "unroll": 4, "max_registers": 0}
+    config = t.normalize(t.default() | shape)
+    assert t.reject(config) is None
+    assert math.isfinite(t.predict(config) or math.inf)

@@ -172,7 +172,9 @@ class CudaEmitter(RowTensors):
         if v.op != "where" or self.graph.values[v.args[0]].op != "lt":
             return False
         position, bound = (self.graph.values[a] for a in self.graph.values[v.args[0]].args)
-        if position.op != "index" or bound.op != "const" or (position.scale, position.shift) != (1, 0):
+        if position.op != "index" or bound.op != "const" or position.dtype == "float32":
+            return False
+        if (position.scale, position.shift) != (1, 0):
             return False
         return position.axes[0] != self.program.cols[-1] or int(bound.number) % self.vec == 0
 
