@@ -19,7 +19,7 @@ from autotune.errors import Unsupported, UserError
 from autotune.files import check_output, whole_file
 from autotune.store import attached
 from autotune.task import Config
-from autotune.words import NARROW, plural, size, wrapped_table
+from autotune.words import NARROW, microseconds, plural, size, wrapped_table
 from autotune.workload import Workload
 
 if TYPE_CHECKING:
@@ -250,8 +250,10 @@ def text(target: str, side: str, regions: Sequence[RegionPlan], found: Planned, 
     yield f"with autotune: {plural(after['kernels'], 'kernel')}, {size(after['bytes'])} moved"
     timed = [r for r in regions if r.bytes_us]
     if timed:
-        us = None if any(not r.predicted_us for r in timed) else sum(r.count * (r.predicted_us or 0.0) for r in timed)
-        yield _predicted(us, sum(r.count * (r.bytes_us or 0.0) for r in timed))
+        alone = sum(r.count * (r.bytes_us or 0.0) for r in timed)
+        line = _predicted(sum(r.count * (r.predicted_us or r.bytes_us or 0.0) for r in timed), alone)
+        unknown = sum(not r.predicted_us for r in timed)
+        yield line + (f" ({unknown} without a model)" if unknown else "")
     if len(found.gradients) > 1:
         yield from _wrapped(f"{target} {BOTH_WAYS}; --train plans training alone", "")
     if why:
@@ -274,7 +276,8 @@ def text(target: str, side: str, regions: Sequence[RegionPlan], found: Planned, 
 
 
 def _predicted(us: float | None, bytes_us: float) -> str:
-    return f"predicted for an H200: {'no model' if us is None else f'{us:.3g} us'}, {bytes_us:.3g} us by bytes alone"
+    known = "no model" if us is None else microseconds(us)
+    return f"predicted for an H200: {known}, {microseconds(bytes_us)} by bytes alone"
 
 
 def why_lines(outside: Sequence[Outside]) -> Iterator[str]:

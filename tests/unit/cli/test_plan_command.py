@@ -236,7 +236,8 @@ def test_kernels_without_a_model_have_the_time_of_their_bytes(
         assert main(words) == 0
         lines = [line for line in capsys.readouterr().out.splitlines() if "predicted" in line]
         assert len(lines) == 2
-        assert all("for an H200: no model, " in line for line in lines)
+        assert lines[0].endswith(" by bytes alone (1 without a model)")
+        assert "for an H200: no model, " in lines[1]
         assert main([*words, "--json"]) == 0
         (region,) = json.loads(capsys.readouterr().out)["regions"]
         assert region["predicted_us"] is None
