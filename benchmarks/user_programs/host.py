@@ -10,6 +10,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 _WAKE_S = 0.5
+"""Seconds until a signal that did not end a wait is handled."""
 
 
 class Host:

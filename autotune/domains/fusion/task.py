@@ -67,7 +67,7 @@ class FusionTask(Task):
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan of the default configuration; a build needs that of its own configuration alone."""
+        """The plan of the default configuration, which a build of another configuration does not need."""
         return default_plan(self.graph, self.side)
 
     def under(self, method: str, figures: Mapping[str, float]) -> FusionTask:

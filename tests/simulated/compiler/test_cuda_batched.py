@@ -93,6 +93,15 @@ def test_few_rows_of_a_batch_are_walked_twice() -> None:
             BATCHED.check(group.graph)
 
 
+def test_rows_too_wide_to_be_kept_are_read_again() -> None:
+    """Registers hold the accumulators of such rows, and not their values as well."""
+    graph, scheme = batched(modulated_backward, *inputs_of(modulated_backward, 2, 64, 16384))
+    default = scheme.default(graph)
+    assert default["keep"] == "reload"
+    assert scheme.reject(graph, default) is None
+    assert scheme.reject(graph, scheme.normalize(graph, default | {"keep": "registers"})) is not None
+
+
 @pytest.mark.parametrize("width", [32768, 65536])
 def test_rows_too_wide_for_accumulators_keep_the_greedy_plan(width: int) -> None:
     """No default of the scheme has enough registers: a region would have no kernel that a search begins with."""

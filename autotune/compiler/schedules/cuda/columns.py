@@ -221,8 +221,9 @@ class ColumnsScheme(Scheme):
             config["max_registers"] = 64
         reload: Config = {"prefetch": False, "keep": "reload"}
         leaner: list[Config] = [{}, {"prefetch": False}, reload]
-        leaner += [reload | {"vector_bytes": b} for b in row_wise.vectors(program) if b < vb]
-        leaner.append(reload | {"vector_bytes": row_wise.vectors(program)[-1], "threads_per_row": 512})
+        widths = row_wise.vectors(program)
+        leaner += [reload | {"vector_bytes": b} for b in widths if b < vb]
+        leaner.append(reload | {"vector_bytes": widths[-1], "threads_per_row": 512})
         return self.first_accepted(graph, [config | less for less in leaner])
 
     def seeds(self, graph: Graph) -> list[Config]:

@@ -13,7 +13,7 @@ from autotune.compiler.program.vectors import narrowest, vector_length
 from autotune.compiler.schedules.configurations import PLAIN_CUDA, has_online, having, most_kept, narrow
 from autotune.compiler.schedules.cuda import CAPS, SMS, Scheme, block_of
 from autotune.compiler.targets.cuda.rows.emitter import CudaEmitter
-from autotune.compiler.targets.cuda.rows.kernel import MAX_PACK_LANES, RowKernel
+from autotune.compiler.targets.cuda.rows.kernel import RowKernel, is_too_long
 from autotune.compiler.targets.cuda.source import CudaSchedule, CudaSource
 from autotune.errors import Unsupported, UserError
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES, Graph
@@ -103,7 +103,7 @@ def crowded(program: Program, config: Config) -> str | None:
     threads, vec = int(config["threads_per_row"]), vector_length(program, int(config["vector_bytes"]))
     packs = -(-program.n_cols // (threads * int(config.get("cluster", 1)) * vec))
     block = threads * int(config["rows_per_block"])
-    if packs * vec * max(len(p.compute) for p in program.passes) > MAX_PACK_LANES:
+    if is_too_long(program, packs * vec):
         return f"a row is too long for {threads} threads to keep in registers"
     return too_many_kept(kept_words(program) * vec * packs, block, int(config["max_registers"]))
 

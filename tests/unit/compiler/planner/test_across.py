@@ -1,4 +1,4 @@
-"""Transposed outputs beside sums: the plan that stores them by tiles first."""
+"""Transposed outputs next to sums: the plan that stores them by tiles first."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from autotune.compiler.planner.beam import shapes
-from autotune.compiler.planner.cost import Figures
-from autotune.compiler.planner.groups import write_text
 from autotune.compiler.planner.plan import make_plan
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.ir.graph import Graph
@@ -18,6 +15,7 @@ from autotune.ir.inputs import make_inputs
 from autotune.ir.oracle import interpret
 from tests.support.zoo import Case, T, workloads_of
 from tests.unit.compiler.planner.test_plan import run_groups
+from tests.unit.compiler.planner.test_read_back import proposed
 
 Function = Callable[..., tuple[Tensor, Tensor]]
 
@@ -38,7 +36,7 @@ def image(gradient: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def halves(gradient: Tensor, other: Tensor) -> tuple[Tensor, ...]:
-    """Several transposed outputs, none of which alone would be worth a launch of its own."""
+    """Several transposed outputs of the same inputs, which one launch reads once."""
     both = gradient * other
     found = [f(both).transpose(1, 2).contiguous() for f in (torch.sin, torch.cos, torch.tanh)]
     return (*found, both.sum((0, 2)))
@@ -58,10 +56,6 @@ def after(gradient: Tensor) -> tuple[Tensor, Tensor]:
 def graph_of(fn: Function, *sizes: int, count: int = 1) -> Graph:
     (work,) = workloads_of(Case("sums", fn, tuple(T(*sizes) for _ in range(count))))
     return Graph.from_json(work.spec)
-
-
-def proposed(graph: Graph) -> list[str]:
-    return [write_text(s) for s in shapes(graph, "cuda", "measured", Figures(), 6)]
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from autotune.compiler.program.program import Pass, Program
 from autotune.compiler.targets.cuda.device import THREAD, Shared, ThreadIndex, Units, check_static
 from autotune.compiler.targets.cuda.outer.lanes import Lanes
 from autotune.compiler.targets.cuda.outer.reduction import StripReductions
-from autotune.compiler.targets.cuda.rows.kernel import MAX_PACK_LANES
+from autotune.compiler.targets.cuda.rows.kernel import is_too_long
 from autotune.compiler.targets.cuda.source import CudaSource, OuterSchedule
 from autotune.compiler.targets.cuda.tensors import fixed_index, unravel_index
 from autotune.compiler.targets.cuda.threads import StripThreads, each_unit
@@ -89,10 +89,8 @@ class Outer:
             raise Unsupported("keeping integers in shared memory")
         if schedule.held and not schedule.prefetch:
             raise Unsupported("indices in registers together with copies that are not asynchronous")
-        if schedule.keep == "registers":
-            values = max(1, *(len(pas.compute) for pas in self.program.passes), 1)
-            if self.packs * self.lanes.vec * values > MAX_PACK_LANES:
-                raise Unsupported(f"too much for {down} threads to keep in registers")
+        if schedule.keep == "registers" and is_too_long(self.program, self.packs * self.lanes.vec):
+            raise Unsupported(f"too much for {down} threads to keep in registers")
 
     # ---- a walk -----------------------------------------------------------------------------------------------------
 

@@ -103,10 +103,6 @@ class CudaEmitter(RowTensors):
             body.append(Return(tuple(returns)))
         return closed(body), reducers.fields
 
-    def branches(self, pas: Pass) -> bool:
-        """True if a pass has a branch, behind which the compiler does not issue the loads of the next pack."""
-        return bool(self._branches(pas.compute, self._users(pas)))
-
     def _users(self, pas: Pass) -> dict[int, set[int]]:
         """The values of a pass that read each value; a reduction, a store or a later pass is -1."""
         users: dict[int, set[int]] = {i: set() for i in pas.compute}

@@ -10,6 +10,7 @@ from autotune.compiler.kernel.nodes import (
     Do,
     Expr,
     Function,
+    If,
     Intrinsic,
     Stmt,
     Var,
@@ -86,7 +87,7 @@ class FlatKernel:
     def packs(self, numbers: Sequence[Expr]) -> list[Stmt]:
         """Packs of which none is beyond the last."""
         e = self.e
-        apart = len(numbers) > 1 and (self.overwrites or e.branches(self.pas))
+        apart = len(numbers) > 1 and (self.overwrites or any(isinstance(s, If) for s in self.function.body))
         loads = e.held(e.issuable(), len(numbers)) if apart else ()
         if not loads:
             return [line for number in numbers for line in self.pack(number)]

@@ -34,7 +34,7 @@ from autotune.compiler.targets.cuda.threads import RowThreads, each_unit
 from autotune.errors import Superseded, Unsupported
 from autotune.ir.graph import REDUCTIONS, STORAGE_BYTES
 
-MAX_PACK_LANES = 4096
+_MAX_PACK_LANES = 4096
 """Most packs * elements * values of a thread's straight-line code; beyond it compilation is very slow."""
 
 LONG_ROW = 64 << 10
@@ -44,6 +44,11 @@ its logits."""
 
 Functions = tuple[Function, Function]
 """The function of a pass for one pack, and that for a pack outside the row."""
+
+
+def is_too_long(program: Program, elements: int) -> bool:
+    """True if straight-line code of a pass over so many elements of a thread takes too long to compile."""
+    return elements * max([1, *(len(p.compute) for p in program.passes)]) > _MAX_PACK_LANES
 
 
 class NextRow:
@@ -159,10 +164,8 @@ class RowKernel:
             raise Unsupported("less than a warp a block")
         if schedule.keep == "shared":
             raise Superseded("rows kept in shared memory, which this autotune lacks")
-        if shape.unrolled:
-            values = max(1, *(len(pas.compute) for pas in self.program.passes))
-            if shape.packs * shape.vec * values > MAX_PACK_LANES:
-                raise Unsupported(f"a row is too long for {threads} threads to keep in registers")
+        if shape.unrolled and is_too_long(self.program, shape.packs * shape.vec):
+            raise Unsupported(f"a row is too long for {threads} threads to keep in registers")
 
     # ---- one set of rows --------------------------------------------------------------------------------------------
 
