@@ -256,6 +256,18 @@ def qwen_tuned(setup: Setup) -> Program:
     return _fine_tuned(setup, _qwen(setup), *setup.size((4, 1024), (2, 16)))
 
 
+def lfm2_tuned(setup: Setup) -> Program:
+    """The same of a hybrid of 0.35 billion parameters in bf16: ten layers of 16 have a short convolution."""
+    width, layers, heads, groups, inner, vocabulary = setup.size((1024, 16, 16, 8, 6656, 65536), (32, 3, 4, 2, 64, 64))
+    config = library("transformers").Lfm2Config(
+        hidden_size=width, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=groups,
+        intermediate_size=inner, vocab_size=vocabulary, block_multiple_of=setup.size(256, 8),
+        layer_types=["full_attention" if k in (2, 5, 8, 10, 12, 14) else "conv" for k in range(layers)],
+    )  # fmt: skip
+    model = from_config(setup, "AutoModelForCausalLM", config, setup.half())
+    return _fine_tuned(setup, model, *setup.size((4, 2048), (2, 16)))
+
+
 def llama_packed(setup: Setup) -> Program:
     """Texts packed into one row: positions begin again at each, and no mask is given."""
     model = llama(setup)
@@ -334,6 +346,7 @@ LANGUAGE = named(
         Known("qwen_sft", "Qwen 3 of 0.6B, fine-tuning, right-padded, 4 x 1024", qwen_tuned, "transformers"),
         Known("llama_packed", "Llama of 1.2B, fine-tuning, packed, 1 x 4096", llama_packed, "transformers"),
         Known("whisper_train", "Whisper small, 8 x 30 s", whisper, "transformers"),
+        Known("lfm2_sft", "LFM2 of 0.35B, short convolutions, fine-tuning, 4 x 2048", lfm2_tuned, "transformers"),
         Known("llama_generate", "Llama of 1.2B, generate, static cache, 8 x 32 tokens", llama_generate, "transformers"),
     ]
 )

@@ -116,8 +116,15 @@ def test_figures_of_the_readme_are_those_of_the_files() -> None:
     assert f"the gain over that is {39.7 / programs['volumes_train']['search_ms']:.2f}x" in readme
     (swin,) = read(RESULTS / "h200/user_programs_graph.json")["cases"]
     assert f"as one CUDA graph they gain {_graph_gain(programs['t5_train'])} and {_graph_gain(swin)}" in readme
-    (unet,) = read(RESULTS / "h200/held_out_second.json")["cases"]
-    assert f"a 2D U-Net has rounds so far: {gain(unet):.2f}x" in readme
+    second = {case["name"]: f"{gain(case):.2f}x" for case in read(RESULTS / "h200/held_out_second.json")["cases"]}
+    unet, experts, rays = (second.pop(f"{name}_train") for name in ("segmentation", "moe", "nerf"))
+    assert f"three have rounds so far: a 2D U-Net {unet}, a mixture of experts {experts} and NeRF {rays}." in readme
+    assert not second
+    ratio = re.search(
+        r"short convolutions.*median ratio ([\d.]+)x", _text("benchmarks/results/h200/small_programs.txt"), re.S
+    )
+    assert ratio
+    assert f"short depthwise convolutions, as Mamba and LFM2 have, gained {float(ratio[1]):.2f}x" in readme
     further = {case["name"]: case for case in read(RESULTS / "h200/held_out.json")["cases"]}
     gained = {
         "An image decoder gained": "decoder_infer", "wav2vec 2.0": "wav2vec2_train", "ModernBERT": "modernbert_train",

@@ -1,9 +1,5 @@
 """Convolutions of Inductor's joint graphs as calls that CUDA's libraries compute faster.
 
-The input gradient of a depthwise convolution is itself a depthwise convolution. With stride 1, it is the incoming
-gradient convolved with the kernel rotated by 180 degrees. In half precision, cuDNN's kernels for the gradient take up
-to 2.5 times as long as those for the same convolution. In fp32 both take as long.
-
 A convolution of patches that do not overlap is a matrix product. Vision models split an image by such a convolution,
 for which cuDNN has no tensor-core kernel with three channels in half precision
 (docs/decisions/019-patches-as-products.md).
@@ -29,71 +25,20 @@ from typing import Any
 import torch
 from torch import fx
 
-from autotune.compiler.capture.rewriting import Calls, Strides, contiguous, finish, is_static, laid_out
+from autotune.compiler.capture.rewriting import Calls, Strides, contiguous, is_static, laid_out, replace_calls
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
 DEVICES = {"cuda"}
 """Types of devices whose library takes longer for the original calls."""
-_WIDEST = 7
-"""Most elements along an axis of a depthwise kernel."""
 _ALIGNED = 8
 """Half-precision elements in the 16 bytes that a tensor-core kernel reads at a time. A convolution with a multiple of
 this number of channels is left to the library."""
 
 
-def convolve_gradients(graph: fx.Graph) -> None:
-    """Rewrite the input gradients of depthwise convolutions as depthwise convolutions."""
-    for node in list(graph.find_nodes(op="call_function", target=aten.convolution_backward.default)):
-        inputs = [n for n in node.users if n.target is operator.getitem and n.args[1] == 0]
-        if not inputs or not _is_depthwise(node):
-            continue
-        grad, _, weight, _, stride, padding, dilation, *_, groups, wanted = node.args
-        rest = [d * (k - 1) - p for d, k, p in zip(dilation, weight.meta["val"].shape[2:], padding, strict=True)]
-        call = Calls(node)
-        turned = call(prims.rev.default, weight, [2, 3])
-        made = call(aten.convolution.default, grad, turned, None, stride, rest, dilation, False, [0, 0], groups)
-        for n in inputs:
-            n.replace_all_uses_with(made)
-            graph.erase_node(n)
-        if node.users:
-            node.update_arg(10, [False, *wanted[1:]])
-            node.meta["val"] = (None, *node.meta["val"][1:])
-        else:
-            graph.erase_node(node)
-
-
 def multiply_patches(gm: fx.GraphModule) -> None:
     """Rewrite convolutions of patches that do not overlap, of one to three dimensions, as matrix products."""
-    graph, strides = gm.graph, Strides(gm.graph)
-    changed = False
-    for node in list(graph.nodes):
-        rewrite = _REWRITES.get(node.target)
-        if rewrite and _are_patches(node):
-            rewrite(strides, node, Calls(node))
-            changed = True
-        else:
-            strides.follow(node)
-    if changed:
-        finish(gm)
-
-
-def _is_depthwise(node: fx.Node) -> bool:
-    """True for a 2-d convolution on CUDA with stride 1, a kernel per channel, and padding below the kernel's width."""
-    tensors: list[Any] = list(node.args[:3])
-    if not all(isinstance(t, fx.Node) and is_static(t) for t in tensors):
-        return False
-    grad, x, weight = (t.meta["val"] for t in tensors)
-    stride, padding, dilation, transposed, _, groups = node.args[4:10]
-    if any(len(one) != 2 for one in (stride, padding, dilation)):  # type: ignore[arg-type]
-        return False  # one number for both axes
-    if grad.device.type not in DEVICES or weight.ndim != 4 or transposed or any(s != 1 for s in stride):  # type: ignore[union-attr]
-        return False
-    if grad.dtype not in (torch.bfloat16, torch.float16) or max(weight.shape[2:]) > _WIDEST:
-        return False
-    if not weight.shape[0] == x.shape[1] == groups or weight.shape[1] != 1 or groups == 1:
-        return False
-    return all(0 <= p <= d * (k - 1) for p, d, k in zip(padding, dilation, weight.shape[2:], strict=True))  # type: ignore[arg-type]
+    replace_calls(gm, lambda node: _REWRITES.get(node.target) if _are_patches(node) else None)
 
 
 def _forward(strides: Strides, node: fx.Node, call: Calls) -> None:
@@ -152,6 +97,8 @@ _REWRITES: dict[Any, Callable[[Strides, fx.Node, Calls], None]] = {
 
 def _are_patches(node: fx.Node) -> bool:
     """True if a CUDA convolution's kernel size equals its stride, and no tensor-core kernel accepts its channels."""
+    if node.target not in _REWRITES:
+        return False
     backward = node.target is aten.convolution_backward.default
     tensors: list[Any] = list(node.args[1:3] if backward else node.args[:2])
     if not all(isinstance(t, fx.Node) and is_static(t) for t in tensors):

@@ -25,7 +25,8 @@ from torch._inductor.pattern_matcher import stable_topological_sort
 from torch.utils.checkpoint import CheckpointPolicy
 
 from autotune.compiler.capture.complexes import split_parts
-from autotune.compiler.capture.convolutions import convolve_gradients, multiply_patches, put_channels_last
+from autotune.compiler.capture.convolutions import multiply_patches, put_channels_last
+from autotune.compiler.capture.depthwise import add_taps, convolve_gradients
 from autotune.compiler.capture.extremes import save_compared
 from autotune.compiler.capture.options import requirements
 from autotune.compiler.capture.products import align_products, share_pads
@@ -124,6 +125,7 @@ def rewrite_joint(graph: fx.Graph) -> None:
     if not getattr(config, "align_random_eager", False):  # torch 2.11 has no such option
         hash_random_numbers(graph)
     convolve_gradients(graph)
+    add_taps(gm)
     multiply_patches(gm)
     share_pads(gm)
     joint = takes_gradients(graph)

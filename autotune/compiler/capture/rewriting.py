@@ -195,6 +195,29 @@ class Strides:
         return aten.view.default(x, shape)
 
 
+def replace_calls(gm: fx.GraphModule, choose: Callable[[fx.Node], Rewrite | None]) -> None:
+    """Replace calls of a graph in place, and propagate the strides of their results.
+
+    Args:
+        gm: a graph of fake tensors.
+        choose: a node's rewrite, or None for a node that stays. A rewrite replaces the node or its users by
+            :meth:`Strides.replace`; dead code elimination removes nodes without users.
+    """
+    strides, changed = Strides(gm.graph), False
+    for node in list(gm.graph.nodes):
+        rewrite = choose(node)
+        if rewrite is None:
+            strides.follow(node)
+        else:
+            rewrite(strides, node, Calls(node))
+            changed = True
+    if changed:
+        finish(gm)
+
+
+Rewrite = Callable[[Strides, fx.Node, Calls], None]
+
+
 def _is_rigid(node: fx.Node) -> bool:
     """True if a node may depend on the strides of its arguments in the graph."""
     if not isinstance(node.target, torch._ops.OpOverload):

@@ -13,16 +13,19 @@ those that other nodes need remain in the graph.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import fx
 
 from autotune.compiler.lower.facts import LIBRARY_CALL, GraphFacts, Kind
-from autotune.compiler.lower.op_names import ALLOCATIONS, GENERATORS, PRODUCTS, SCATTERS, VIEWS, describe
+from autotune.compiler.lower.op_names import ALLOCATIONS, CASTS, GENERATORS, PRODUCTS, SCATTERS, VIEWS, describe
+from autotune.compiler.lower.rules import RULES, table
 from autotune.compiler.lower.rules.reductions import read_again
 from autotune.compiler.lower.translate import translate
 from autotune.compiler.regions import aten
@@ -40,7 +43,14 @@ from autotune.compiler.regions.lifetimes import Lifetimes
 from autotune.compiler.regions.programs import program_of
 from autotune.errors import Repeated, Unsupported
 from autotune.ir.canonical import canonicalize, to_workload
+from autotune.ir.nodes import POINTWISE
 from autotune.workload import Workload
+
+_STORED_COST = 28
+"""Fused multiply-adds that an H200 executes in the time that it takes to store and load an element of two bytes."""
+
+_READ_AGAIN = 64
+"""Times that a copy must be read to be worth a kernel of its own."""
 
 
 @dataclass(frozen=True)
@@ -247,10 +257,10 @@ class Finder:
 
         For a matrix product, these are operands whose elements it reads repeatedly. (The matrix in a product with a
         vector is read once, so the product may dequantize it.) For an index-add, these are rows with other readers.
-        For a node of ``picking``, it is the table. For any node, these are ``kept`` products and 8-bit floats, which
-        must be rounded.
+        For a node of ``picking``, it is the table. For a pad, it is a tensor that several pads shift. For any node,
+        these are ``kept`` products, 8-bit floats, which must be rounded, and transposed parameters.
         """
-        facts = self.facts
+        facts, shifted = self.facts, self._shifted(members)
         found: dict[fx.Node, set[fx.Node]] = {}
         for n in members:
             fact, producers = facts[n], facts.producers(n)
@@ -264,11 +274,60 @@ class Finder:
                     apart |= {p for p in facts.makers(rows) if not self._is_read_by_one(p, members)}
             elif n in self.picking:
                 apart |= set(facts.makers(n.all_input_nodes[0]))  # the table is its first argument
+            elif fact.operator == "constant_pad_nd":
+                apart |= shifted.intersection(producers)
+            apart |= {p for p in producers if p in members and self._is_transposed_parameter(p, n)}
             if not fact.is_float8:
                 apart |= {p for p in producers if facts[p].is_float8}
             if apart or fact.operator in PRODUCTS or fact.operator in SCATTERS:  # of these none waits
                 found[n] = apart
         return found
+
+    def _shifted(self, members: set[fx.Node]) -> set[fx.Node]:
+        """The nodes that several pads shift, and that cost more to compute for each of them than to store once."""
+        pads = (n for n in members if self.facts[n].operator == "constant_pad_nd")
+        count = Counter(p for n in pads for p in self.facts.producers(n) if p in members)
+        return {p for p, c in count.items() if c > 2 and c * self._cost(p, members) > _STORED_COST}
+
+    def _is_transposed_parameter(self, node: fx.Node, reader: fx.Node) -> bool:
+        """True for a small transposed copy of a tensor in memory that ``reader`` reads many times.
+
+        A thread loads vectors from the copy, and single elements from the original. The copy may also convert them.
+        """
+        if self.facts[node].operator != "clone" or _READ_AGAIN * self.facts[node].bytes > self.facts[reader].bytes:
+            return False
+        stack = self.facts.producers(node)
+        while stack:
+            n = stack.pop()
+            if self.facts[n].kind is Kind.COMPUTE:
+                if self.facts[n].operator not in CASTS:
+                    return False
+                stack += self.facts.producers(n)
+        (x,) = node.all_input_nodes
+        given = self.facts[x].value
+        return (
+            isinstance(given, torch.Tensor)
+            and not given.is_contiguous()
+            and given.shape == self.facts[node].value.shape
+        )
+
+    def _cost(self, node: fx.Node, members: set[fx.Node]) -> int:
+        """Fused multiply-adds for an element of a node, by a group that computes it from tensors in memory.
+
+        A reduction costs as much as it takes to store a node.
+        """
+        cost, seen, stack = 0, {node}, [node]
+        while stack:
+            n = stack.pop()
+            operator = self.facts[n].operator
+            if self.facts[n].is_pointwise:
+                cost += POINTWISE[operator].cost if operator in POINTWISE else 1
+            elif getattr(RULES.get(operator), "__module__", "") != table.__name__:
+                cost += _STORED_COST
+            new = members.intersection(self.facts.producers(n)) - seen
+            seen |= new
+            stack += new
+        return cost
 
     def _is_read_by_one(self, node: fx.Node, members: set[fx.Node]) -> bool:
         """True if only pointwise operators compute a node from tensors in memory, and each has one reader.

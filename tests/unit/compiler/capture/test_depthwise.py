@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from autotune.compiler.capture import convolutions
+from autotune.compiler.capture import depthwise
 from autotune.compiler.capture.recording import recording_backend
 
 aten = torch.ops.aten
@@ -19,7 +19,7 @@ C = 3
 
 @pytest.fixture(autouse=True)
 def also_on_cpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(convolutions, "DEVICES", {"cpu"})
+    monkeypatch.setattr(depthwise, "DEVICES", {"cpu"})
     torch.manual_seed(0)
     torch._dynamo.reset()
     yield
@@ -108,7 +108,7 @@ def test_with_two_groups_one_channel_and_on_other_devices_it_stays(monkeypatch: 
     assert count(backward_of(pairs, {"groups": 2}), aten.convolution.default) == 0
     single = [x[:, :1].contiguous(), weight[:1, :1].contiguous(), bias[:1]]
     assert count(backward_of(single, {"groups": 1}), aten.convolution.default) == 0
-    monkeypatch.setattr(convolutions, "DEVICES", {"cuda"})
+    monkeypatch.setattr(depthwise, "DEVICES", {"cuda"})
     assert count(backward_of(inputs((3, 3)), {}), aten.convolution.default) == 0
 
 
