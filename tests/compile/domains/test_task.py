@@ -19,6 +19,7 @@ import torch
 from autotune.compiler.planner.groups import group_configs
 from autotune.compiler.schedules.configurations import improper
 from autotune.compiler.schedules.cuda import scheme_of
+from autotune.compiler.targets.cuda.compile import reason_of
 from autotune.device import describe_cuda
 from autotune.domains.fusion.bench import FusionBench
 from autotune.domains.fusion.domain import DOMAIN
@@ -156,6 +157,18 @@ def test_hopeless_spills_are_a_build_error() -> None:
     config = {**task.default(), "threads_per_row": 32, "rows_per_block": 2, "max_registers": 32}
     with pytest.raises(BuildError, match=r"spills \d+ bytes a thread"):
         task.build(config)
+
+
+def test_the_reason_of_a_failed_link_is_the_first_error_of_ptxas() -> None:
+    log = (
+        "ERROR_PTX_COMPILE (4)\nnvJitLink error log: ptxas error   : Entry function 'autotune_sin' with max regcount "
+        "of 96 calls function '_ZN13_3cdynamic_3e5step1B2v3Eff' with regcount of 254\n"
+        "ERROR NVJITLINK_ERROR_PTX_COMPILE: JIT the PTX ()\n\0"
+    )
+    called = "Entry function 'autotune_sin' with max regcount of 96 calls function of the device with regcount of 254"
+    assert reason_of(RuntimeError(log)) == called
+    assert reason_of(RuntimeError("first\nlast\n")) == "last"
+    assert reason_of(RuntimeError("\0")) == "without a reason"
 
 
 def test_missing_parameter_is_a_build_error() -> None:

@@ -17,6 +17,7 @@ import importlib
 import linecache
 import math
 import os
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from autotune.task import SHARED_BUILDS, Kernel
 
 _FRAME_SIZE = 0x11
 _REGCOUNT = 0x2F
+_PTXAS_ERROR = "ptxas error   :"
 _PARTS = 4  # partitions of an SM, each with a register file and a scheduler
 
 
@@ -206,9 +208,11 @@ def _without_device(cc: tuple[int, int]) -> Iterator[None]:
         dispatcher.get_current_device = real
 
 
-def last_line(error: BaseException) -> str:
-    """The last line of an error's message, which has the reason in messages of compilers."""
-    return (str(error).strip().splitlines() or ["without a reason"])[-1][:300]
+def reason_of(error: BaseException) -> str:
+    """The line of an error's message that has the reason: the last one, but of ptxas its first error."""
+    lines = [line for text in str(error).replace("\0", "").splitlines() if (line := text.strip())]
+    reasons = [line.partition(_PTXAS_ERROR)[2].strip() for line in lines if _PTXAS_ERROR in line]
+    return re.sub(r"'_Z\w+'", "of the device", [*reasons, *reversed(lines), "without a reason"][0])[:300]
 
 
 def _numba_ptx(text: str, params: tuple[str, ...], dynamic: bool, block: int, cc: tuple[int, int], fast: bool) -> str:
@@ -233,7 +237,7 @@ def _numba_ptx(text: str, params: tuple[str, ...], dynamic: bool, block: int, cc
         with _without_device(cc), without_repeated_work():
             ptx, _ = cuda.compile(space["kernel"], sig, device=False, **options)
     except Exception as error:  # numba raises many types; all mean this candidate does not compile
-        raise BuildError(f"numba: {type(error).__name__}: {last_line(error)}") from error
+        raise BuildError(f"numba: {type(error).__name__}: {reason_of(error)}") from error
     return ptx.decode() if isinstance(ptx, bytes) else str(ptx)
 
 
@@ -298,7 +302,7 @@ def build(source: CudaSource | Listing, target: str = "sm_90") -> Kernel:
     try:
         cubin = bytes(Linker(ObjectCode.from_ptx(ptx.encode()), options=options).link("cubin").code)
     except Exception as error:
-        raise BuildError(f"ptxas: {type(error).__name__}: {last_line(error)}") from error
+        raise BuildError(f"ptxas: {type(error).__name__}: {reason_of(error)}") from error
     used = taken(cubin, entry, target)
     shared = used["shared"] + int(source.launch["shared"])
     fit = blocks_per_sm(used["registers"], shared, source.block, target)
