@@ -314,15 +314,16 @@ class Finder:
     def _cost(self, node: fx.Node, members: set[fx.Node]) -> int:
         """Fused multiply-adds for an element of a node, by a group that computes it from tensors in memory.
 
-        A reduction costs as much as it takes to store a node.
+        A reduction costs as much as it takes to store a node. From there on, the cost is a lower bound.
         """
         cost, seen, stack = 0, {node}, [node]
-        while stack:
+        while stack and cost < _STORED_COST:
             n = stack.pop()
             operator = self.facts[n].operator
-            if self.facts[n].is_pointwise:
+            moves = getattr(RULES.get(operator), "__module__", "") == table.__name__
+            if self.facts[n].is_pointwise or moves:
                 cost += POINTWISE[operator].cost if operator in POINTWISE else 1
-            elif getattr(RULES.get(operator), "__module__", "") != table.__name__:
+            else:
                 cost += _STORED_COST
             new = members.intersection(self.facts.producers(n)) - seen
             seen |= new
