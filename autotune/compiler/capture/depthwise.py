@@ -97,10 +97,15 @@ def _has_few_taps(node: fx.Node) -> bool:
     backward = node.target is aten.convolution_backward.default
     if backward and any(u.target is not operator.getitem for u in node.users):
         return False
-    if node.meta.get("recompute") == CheckpointPolicy.MUST_SAVE:
+    if node.meta.get("recompute") in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE):
         return False  # the nodes of a sum would have this policy, and each would be saved
-    weight = node.args[2 if backward else 1].meta["val"]  # type: ignore[union-attr]
-    return weight.dtype in (*_HALF, torch.float32) and weight.shape[2] <= _MOST_TAPS
+    args: Any = node.args[backward:]
+    x, weight = (t.meta["val"] for t in args[:2])
+    (padding,), (dilation,) = args[4:6]
+    taps = weight.shape[2]
+    if x.shape[2] + padding <= dilation * (taps - 1):
+        return False  # a tap that reads zeros alone
+    return weight.dtype in (*_HALF, torch.float32) and taps <= _MOST_TAPS
 
 
 class _Taps:
@@ -134,12 +139,15 @@ class _Taps:
         extent = ordered.meta["val"].shape[self._positions]
         behind = [0, 0] * (2 - self._positions)
         for start in starts:
-            made, pad = ordered, [*behind, -start, start + length - extent]
-            if any(pad):
-                made = self._call(aten.constant_pad_nd.default, ordered, pad, 0.0)
-                if self._recompute:
-                    made.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)
-            yield self._call.to(made, torch.float32)
+            pad = [*behind, -start, start + length - extent]
+            made = self._call(aten.constant_pad_nd.default, ordered, pad, 0.0) if any(pad) else ordered
+            wide = self._call.to(made, torch.float32)
+            if self._recompute:
+                for node in {made, wide} - {ordered}:
+                    node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
+                    # Several checkpoints share it, and torch would save what another checkpoint reads.
+                    node.meta.pop("ac_graph_id", None)
+            yield wide
 
     def sum(self, ordered: fx.Node, starts: Sequence[int], length: int, bias: fx.Node | None = None) -> fx.Node:
         """The sum of shifted tensors times the weights, [batch, channels, length], in the type of ``ordered``."""

@@ -258,7 +258,7 @@ class Finder:
         For a matrix product, these are operands whose elements it reads repeatedly. (The matrix in a product with a
         vector is read once, so the product may dequantize it.) For an index-add, these are rows with other readers.
         For a node of ``picking``, it is the table. For a pad, it is a tensor that several pads shift. For any node,
-        these are ``kept`` products, 8-bit floats, which must be rounded, and transposed parameters.
+        these are ``kept`` products, 8-bit floats, which must be rounded, and small transposed copies.
         """
         facts, shifted = self.facts, self._shifted(members)
         found: dict[fx.Node, set[fx.Node]] = {}
@@ -276,7 +276,7 @@ class Finder:
                 apart |= set(facts.makers(n.all_input_nodes[0]))  # the table is its first argument
             elif fact.operator == "constant_pad_nd":
                 apart |= shifted.intersection(producers)
-            apart |= {p for p in producers if p in members and self._is_transposed_parameter(p, n)}
+            apart |= {p for p in producers if p in members and self._is_transposed_copy(p, n)}
             if not fact.is_float8:
                 apart |= {p for p in producers if facts[p].is_float8}
             if apart or fact.operator in PRODUCTS or fact.operator in SCATTERS:  # of these none waits
@@ -284,17 +284,21 @@ class Finder:
         return found
 
     def _shifted(self, members: set[fx.Node]) -> set[fx.Node]:
-        """The nodes that several pads shift, and that cost more to compute for each of them than to store once."""
-        pads = (n for n in members if self.facts[n].operator == "constant_pad_nd")
-        count = Counter(p for n in pads for p in self.facts.producers(n) if p in members)
-        return {p for p, c in count.items() if c > 2 and c * self._cost(p, members) > _STORED_COST}
+        """The nodes that several pads shift, to one shape, and that cost more to compute for each pad than to store."""
+        pads = [n for n in members if self.facts[n].operator == "constant_pad_nd" and self.facts[n].is_tensor]
+        made = ((p, self.facts[n].value.shape) for n in pads for p in self.facts.producers(n) if p in members)
+        count = Counter(made)
+        return {p for (p, _), c in count.items() if c > 2 and c * self._cost(p, members) > _STORED_COST}
 
-    def _is_transposed_parameter(self, node: fx.Node, reader: fx.Node) -> bool:
-        """True for a small transposed copy of a tensor in memory that ``reader`` reads many times.
+    def _is_transposed_copy(self, node: fx.Node, reader: fx.Node) -> bool:
+        """True for a small transposed copy of a tensor in memory, of which ``reader`` reads one of several parts often.
 
         A thread loads vectors from the copy, and single elements from the original. The copy may also convert them.
         """
-        if self.facts[node].operator != "clone" or _READ_AGAIN * self.facts[node].bytes > self.facts[reader].bytes:
+        fact = self.facts[node]
+        if fact.operator != "clone" or _READ_AGAIN * fact.bytes > self.facts[reader].bytes:
+            return False
+        if len(node.users) < 2 or not all(self.facts[u].is_window for u in node.users):
             return False
         stack = self.facts.producers(node)
         while stack:
@@ -305,11 +309,7 @@ class Finder:
                 stack += self.facts.producers(n)
         (x,) = node.all_input_nodes
         given = self.facts[x].value
-        return (
-            isinstance(given, torch.Tensor)
-            and not given.is_contiguous()
-            and given.shape == self.facts[node].value.shape
-        )
+        return isinstance(given, torch.Tensor) and given.shape == fact.value.shape and not given.is_contiguous()
 
     def _cost(self, node: fx.Node, members: set[fx.Node]) -> int:
         """Fused multiply-adds for an element of a node, by a group that computes it from tensors in memory.

@@ -97,6 +97,7 @@ def test_an_expanded_input() -> None:
 @pytest.mark.parametrize(("args", "options"), [
     (inputs(6, 4), {"stride": 2, "groups": 6}), (inputs(6, 4, each=6), {"groups": 1}),
     (inputs(6, 4, each=2), {"groups": 3}), (inputs(6, 10), {"groups": 6}), (inputs(1, 4), {"groups": 1}),
+    (inputs(6, 2), {"padding": 20, "dilation": 37, "groups": 6}),  # the taps read 17 positions of padding alone
 ])  # fmt: skip
 def test_others_stay(args: list[Tensor], options: dict[str, Any]) -> None:
     assert left(graphs_of(silu_of(options), args)) == 2
@@ -112,33 +113,63 @@ def test_other_devices_keep_the_convolution(monkeypatch: pytest.MonkeyPatch) -> 
     assert left(graphs_of(silu_of({"groups": 6}), inputs(6, 4))) == 2
 
 
-def test_one_half_precision_tensor_is_saved_and_none_of_the_shifts() -> None:
-    x, weight, bias = inputs(64, 4, torch.bfloat16, channels_last=True)
+def saved_bytes(fn: Any, args: Sequence[Tensor], wanted: Sequence[int] = (0, 1, 2)) -> int:
+    """The bytes of the results of a forward graph: the output, and what is saved for the backward pass."""
+    (output,) = graphs_of(fn, args, wanted)[0].graph.find_nodes(op="output")
+    return sum(n.meta["val"].numel() * n.meta["val"].itemsize for n in output.args[0])
 
+
+def keeps_no_more(monkeypatch: pytest.MonkeyPatch, fn: Any, args: Sequence[Tensor]) -> None:
+    ours = saved_bytes(fn, args)
+    monkeypatch.setattr(depthwise, "DEVICES", set())
+    torch._dynamo.reset()
+    assert ours <= saved_bytes(fn, args)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(("taps", "padding"), [(4, 3), (3, 1)])
+def test_no_shifted_input_is_saved(
+    taps: int, padding: int, channels_last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fn(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return F.silu(F.conv1d(2 * x, weight, bias, padding=3, groups=64))
+        return F.silu(F.conv1d(x, weight, bias, padding=padding, groups=64))
 
-    forward = graphs_of(fn, [x, weight, bias])[0]
-    (output,) = forward.graph.find_nodes(op="output")
-    saved = [n.meta["val"] for n in output.args[0][1:]]
-    assert all(t.dtype == torch.bfloat16 for t in saved), saved
-    assert sum(t.ndim == 3 and t.shape[2] > 4 for t in saved) <= 2, "the input, and the convolution's result"
+    keeps_no_more(monkeypatch, fn, inputs(64, taps, torch.bfloat16, channels_last))
 
 
-@pytest.mark.parametrize("policy", [None, CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE])
-def test_in_a_checkpoint(policy: CheckpointPolicy | None) -> None:
-    def inner(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return F.silu(F.conv1d(x.exp(), weight, bias, padding=3, groups=6))
+def gate(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.silu(F.conv1d(x.exp(), weight, bias, padding=3, groups=6))
 
+
+def checkpointed(policy: CheckpointPolicy | None) -> Any:
     def contexts() -> Any:
         return create_selective_checkpoint_contexts(lambda context, op, *_, **__: policy)
 
-    def fn(*args: Tensor) -> Tensor:
-        named = {} if policy is None else {"context_fn": contexts}
-        return checkpoint(inner, *args, use_reentrant=False, **named).cos()  # type: ignore[no-untyped-call, no-any-return]
+    named = {} if policy is None else {"context_fn": contexts}
 
-    modules = graphs_of(fn, inputs(6, 4))
-    assert left(modules) == (policy is CheckpointPolicy.MUST_SAVE), "a policy for the convolution's own result"
+    def fn(*args: Tensor) -> Tensor:
+        return checkpoint(gate, *args, use_reentrant=False, **named).cos()  # type: ignore[no-untyped-call, no-any-return]
+
+    return fn
+
+
+@pytest.mark.parametrize("policy", [None, *CheckpointPolicy])
+def test_in_a_checkpoint(policy: CheckpointPolicy | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    saves = policy in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE)
+    assert left(graphs_of(checkpointed(policy), inputs(6, 4))) == saves, "a policy for the convolution's own result"
+    torch._dynamo.reset()
+    keeps_no_more(monkeypatch, checkpointed(policy), inputs(6, 4))
+
+
+def test_two_checkpoints_of_one_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fn(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        def convolved(*args: Tensor) -> Tensor:
+            return F.silu(F.conv1d(*args, padding=3, groups=6))
+
+        both = (checkpoint(convolved, x, w, bias, use_reentrant=False) for w in (weight, 2 * weight))  # type: ignore[no-untyped-call]
+        return torch.add(*both)
+
+    keeps_no_more(monkeypatch, fn, inputs(6, 4, channels_last=True))
 
 
 def regions_of(fn: Any, args: Sequence[Tensor], side: int) -> list[Region]:
