@@ -286,7 +286,7 @@ class Finder:
     def _shifted(self, members: set[fx.Node]) -> set[fx.Node]:
         """The nodes that several pads shift, to one shape, and that cost more to compute for each pad than to store."""
         pads = [n for n in members if self.facts[n].operator == "constant_pad_nd" and self.facts[n].is_tensor]
-        made = ((p, self.facts[n].value.shape) for n in pads for p in self.facts.producers(n) if p in members)
+        made = ((p, str(self.facts[n].value.shape)) for n in pads for p in self.facts.producers(n) if p in members)
         count = Counter(made)
         return {p for (p, _), c in count.items() if c > 2 and c * self._cost(p, members) > _STORED_COST}
 

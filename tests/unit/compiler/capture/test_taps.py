@@ -209,3 +209,15 @@ def test_weights_are_transposed_once_for_vectors_of_channels(channels_last: bool
     forward = regions_of(lambda x, w, b: F.conv1d(x, w, b, padding=3, groups=64), args, 0)
     assert [tuple(r.outputs[0].meta["val"].shape) for r in forward] == shapes
     assert all(r.workload is not None for r in forward)
+
+
+def test_a_costly_tensor_is_stored_before_a_program_shifts_it() -> None:
+    def fn(x: Tensor) -> Tensor:
+        y = torch.tanh(x)
+        return sum(F.pad(y, [k, -k]) for k in range(1, 5))  # type: ignore[return-value]
+
+    seen: list[Any] = []
+    torch.compile(fn, backend=recording_backend(seen.append), dynamic=False)(torch.randn(6, 50))
+    module = seen[0].module
+    first, second = find_regions(module, "cuda")
+    assert ("tanh" in first.submodule.code, "tanh" in second.submodule.code) == (True, False)
