@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 import torch._inductor.config
 from torch import Tensor, fx
@@ -19,6 +20,20 @@ from autotune.ir.inputs import make_inputs
 from autotune.ir.oracle import interpret
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def rewritten_on_cpus(module: Any) -> Any:
+    """An automatic fixture in which a module of rewrites for GPUs (``DEVICES``) rewrites graphs of CPUs."""
+
+    @pytest.fixture(autouse=True)
+    def also_on_cpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.setattr(module, "DEVICES", {"cpu"})
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        yield
+        torch._dynamo.reset()
+
+    return also_on_cpus
 
 
 class InDouble(fx.Interpreter):

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from autotune.compiler.capture.rewriting import Calls, Strides, contiguous, is_static, laid_out, replace_calls
+from autotune.compiler.capture.rewriting import Calls, Rewrite, Strides, contiguous, is_static, laid_out, replace_calls
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -38,7 +38,7 @@ this number of channels is left to the library."""
 
 def multiply_patches(gm: fx.GraphModule) -> None:
     """Rewrite convolutions of patches that do not overlap, of one to three dimensions, as matrix products."""
-    replace_calls(gm, lambda node: _REWRITES.get(node.target) if _are_patches(node) else None)
+    replace_calls(gm, _REWRITES, _are_patches)
 
 
 def _forward(strides: Strides, node: fx.Node, call: Calls) -> None:
@@ -89,7 +89,7 @@ def _backward(strides: Strides, node: fx.Node, call: Calls) -> None:
     strides.graph.erase_node(node)
 
 
-_REWRITES: dict[Any, Callable[[Strides, fx.Node, Calls], None]] = {
+_REWRITES: dict[Any, Rewrite] = {
     aten.convolution.default: _forward,
     aten.convolution_backward.default: _backward,
 }
@@ -97,8 +97,6 @@ _REWRITES: dict[Any, Callable[[Strides, fx.Node, Calls], None]] = {
 
 def _are_patches(node: fx.Node) -> bool:
     """True if a CUDA convolution's kernel size equals its stride, and no tensor-core kernel accepts its channels."""
-    if node.target not in _REWRITES:
-        return False
     backward = node.target is aten.convolution_backward.default
     tensors: list[Any] = list(node.args[1:3] if backward else node.args[:2])
     if not all(isinstance(t, fx.Node) and is_static(t) for t in tensors):

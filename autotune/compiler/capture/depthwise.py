@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from autotune.compiler.capture.rewriting import Calls, Strides, contiguous, is_static, replace_calls
+from autotune.compiler.capture.rewriting import Calls, Rewrite, Strides, contiguous, is_static, replace_calls
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -61,7 +61,7 @@ def convolve_gradients(graph: fx.Graph) -> None:
 
 def add_taps(gm: fx.GraphModule) -> None:
     """Rewrite one-dimensional depthwise convolutions with few taps, and their gradients, as sums of products."""
-    replace_calls(gm, lambda node: _SUMS[node.target] if _has_few_taps(node) else None)
+    replace_calls(gm, _SUMS, _has_few_taps)
 
 
 def _is_depthwise(node: fx.Node, dims: int) -> bool:
@@ -92,7 +92,7 @@ def _is_faster_forward(node: fx.Node) -> bool:
 
 
 def _has_few_taps(node: fx.Node) -> bool:
-    if node.target not in _SUMS or not _is_depthwise(node, 1):
+    if not _is_depthwise(node, 1):
         return False
     backward = node.target is aten.convolution_backward.default
     if backward and any(u.target is not operator.getitem for u in node.users):
@@ -210,7 +210,7 @@ def _gradients(strides: Strides, node: fx.Node, call: Calls) -> None:
     strides.graph.erase_node(node)
 
 
-_SUMS: dict[Any, Callable[[Strides, fx.Node, Calls], None]] = {
+_SUMS: dict[Any, Rewrite] = {
     aten.convolution.default: _convolved,
     aten.convolution_backward.default: _gradients,
 }

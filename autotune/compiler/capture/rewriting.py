@@ -7,7 +7,7 @@ original strides. Results of the graph keep their strides.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -195,27 +195,27 @@ class Strides:
         return aten.view.default(x, shape)
 
 
-def replace_calls(gm: fx.GraphModule, choose: Callable[[fx.Node], Rewrite | None]) -> None:
+Rewrite = Callable[[Strides, fx.Node, Calls], None]
+"""Replaces a node or its users by :meth:`Strides.replace`; dead code elimination removes nodes without users."""
+
+
+def replace_calls(gm: fx.GraphModule, rewrites: Mapping[Any, Rewrite], chosen: Callable[[fx.Node], bool]) -> None:
     """Replace calls of a graph in place, and propagate the strides of their results.
 
     Args:
         gm: a graph of fake tensors.
-        choose: a node's rewrite, or None for a node that stays. A rewrite replaces the node or its users by
-            :meth:`Strides.replace`; dead code elimination removes nodes without users.
+        rewrites: by operator.
+        chosen: True for a call of one of these operators that is to be replaced.
     """
     strides, changed = Strides(gm.graph), False
     for node in list(gm.graph.nodes):
-        rewrite = choose(node)
-        if rewrite is None:
-            strides.follow(node)
-        else:
-            rewrite(strides, node, Calls(node))
+        if node.target in rewrites and chosen(node):
+            rewrites[node.target](strides, node, Calls(node))
             changed = True
+        else:
+            strides.follow(node)
     if changed:
         finish(gm)
-
-
-Rewrite = Callable[[Strides, fx.Node, Calls], None]
 
 
 def _is_rigid(node: fx.Node) -> bool:

@@ -34,7 +34,7 @@ from autotune.compiler.lower.nodes import (
     value_of,
 )
 from autotune.compiler.lower.op_names import CASTS, GENERATORS, PRODUCTS, SCATTERS, VIEWS
-from autotune.compiler.lower.rules import RULES, pointwise
+from autotune.compiler.lower.rules import RULES, pointwise, table
 from autotune.compiler.lower.rules.reductions import is_memory_intensive
 from autotune.ir.graph import EIGHT_BIT_FLOATS, FLOATS, STORAGE_BYTES
 
@@ -113,6 +113,11 @@ class NodeFacts:
     def is_pointwise(self) -> bool:
         """True if a rule of pointwise operators translates it; none translates an element of a tuple."""
         return getattr(RULES.get(self.operator), "__module__", "") == pointwise.__name__
+
+    @property
+    def is_move(self) -> bool:
+        """True if a rule of views, generators or gathers translates it: it computes nothing."""
+        return getattr(RULES.get(self.operator), "__module__", "") == table.__name__
 
     @property
     def is_window(self) -> bool:

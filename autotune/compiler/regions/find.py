@@ -25,7 +25,6 @@ from torch import fx
 
 from autotune.compiler.lower.facts import LIBRARY_CALL, GraphFacts, Kind
 from autotune.compiler.lower.op_names import ALLOCATIONS, CASTS, GENERATORS, PRODUCTS, SCATTERS, VIEWS, describe
-from autotune.compiler.lower.rules import RULES, table
 from autotune.compiler.lower.rules.reductions import read_again
 from autotune.compiler.lower.translate import translate
 from autotune.compiler.regions import aten
@@ -319,10 +318,9 @@ class Finder:
         cost, seen, stack = 0, {node}, [node]
         while stack and cost < _STORED_COST:
             n = stack.pop()
-            operator = self.facts[n].operator
-            moves = getattr(RULES.get(operator), "__module__", "") == table.__name__
-            if self.facts[n].is_pointwise or moves:
-                cost += POINTWISE[operator].cost if operator in POINTWISE else 1
+            fact = self.facts[n]
+            if fact.is_pointwise or fact.is_move:
+                cost += POINTWISE[fact.operator].cost if fact.operator in POINTWISE else 1
             else:
                 cost += _STORED_COST
             new = members.intersection(self.facts.producers(n)) - seen

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,18 +12,13 @@ from torch import Tensor, fx
 
 from autotune.compiler.capture import depthwise
 from autotune.compiler.capture.recording import recording_backend
+from tests.support.capture_helpers import rewritten_on_cpus
 
 aten = torch.ops.aten
 C = 3
 
 
-@pytest.fixture(autouse=True)
-def also_on_cpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(depthwise, "DEVICES", {"cpu"})
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+also_on_cpus = rewritten_on_cpus(depthwise)
 
 
 def inputs(kernel: Sequence[int], dtype: torch.dtype = torch.bfloat16, out: int = C, each: int = 1) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,18 +12,13 @@ from torch import Tensor, fx, nn
 
 from autotune.compiler.capture import convolutions
 from autotune.compiler.capture.recording import recording_backend
+from tests.support.capture_helpers import rewritten_on_cpus
 
 aten = torch.ops.aten
 CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
 
-@pytest.fixture(autouse=True)
-def also_on_cpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(convolutions, "DEVICES", {"cpu"})
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+also_on_cpus = rewritten_on_cpus(convolutions)
 
 
 def inputs(x: Sequence[int], weight: Sequence[int], dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:

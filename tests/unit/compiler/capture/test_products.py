@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,17 +14,12 @@ from torch._inductor.fx_passes import pad_mm
 
 from autotune.compiler.capture import products
 from autotune.compiler.capture.recording import recording_backend
+from tests.support.capture_helpers import rewritten_on_cpus
 
 aten = torch.ops.aten
 
 
-@pytest.fixture(autouse=True)
-def also_on_cpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(products, "DEVICES", {"cpu"})
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+also_on_cpus = rewritten_on_cpus(products)
 
 
 class Mixing(nn.Module):

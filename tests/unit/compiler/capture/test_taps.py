@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,18 +14,13 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from autotune.compiler.capture import depthwise
 from autotune.compiler.capture.recording import recording_backend
 from autotune.compiler.regions.find import Region, find_regions
+from tests.support.capture_helpers import rewritten_on_cpus
 
 aten = torch.ops.aten
 CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
 
 
-@pytest.fixture(autouse=True)
-def also_on_cpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(depthwise, "DEVICES", {"cpu"})
-    torch.manual_seed(0)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+also_on_cpus = rewritten_on_cpus(depthwise)
 
 
 def inputs(
@@ -218,6 +213,5 @@ def test_a_costly_tensor_is_stored_before_a_program_shifts_it() -> None:
 
     seen: list[Any] = []
     torch.compile(fn, backend=recording_backend(seen.append), dynamic=False)(torch.randn(6, 50))
-    module = seen[0].module
-    first, second = find_regions(module, "cuda")
+    first, second = find_regions(seen[0].module, "cuda")
     assert ("tanh" in first.submodule.code, "tanh" in second.submodule.code) == (True, False)
