@@ -120,6 +120,11 @@ def test_figures_of_the_readme_are_those_of_the_files() -> None:
     unet, experts, rays = (second.pop(f"{name}_train") for name in ("segmentation", "moe", "nerf"))
     assert f"three have rounds so far: a 2D U-Net {unet}, a mixture of experts {experts} and NeRF {rays}." in readme
     assert not second
+    (points,) = read(RESULTS / "h200/user_programs_max_autotune.json")["cases"]
+    assert points["mode"] == "max-autotune"
+    assert f"one program was measured: PointNet gains {gain(points):.2f}x." in re.sub(
+        r"\[([^]]*)\]\([^)]*\)", r"\1", readme
+    )
     ratio = re.search(
         r"short convolutions.*median ratio ([\d.]+)x", _text("benchmarks/results/h200/small_programs.txt"), re.S
     )

@@ -1,4 +1,7 @@
-"""Maxima and minima whose gradients compare them with their elements.
+"""Rewrites of maxima and minima: those of scaled softmaxes, and those whose gradients compare them with their elements.
+
+From torch 2.13 on, Inductor's joint passes write a scaled softmax in two forms, one for rows of finite elements.
+:func:`scale_before_maxima` keeps the other form, which eager mode has.
 
 The gradient of ``amax(x)`` finds the largest elements by ``x == amax(x)``. AOTAutograd saves the maximum, which is
 small, and computes ``x`` again in the backward pass. Kernels of autotune and of Inductor may round it in two ways. Then
@@ -9,6 +12,7 @@ gathered maxima.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Collection
 from typing import Any
@@ -20,7 +24,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from autotune.compiler.lower.nodes import op_name
 from autotune.compiler.lower.op_names import CASTS, GENERATORS, PRODUCTS, VIEWS
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
 _EXTREMES = (
     aten.amax.default, aten.amin.default, aten.max.default, aten.min.default, aten.median.default,
     aten.nanmedian.default,
@@ -38,6 +42,73 @@ _EXACT = VIEWS | {
 """Operators whose results every kernel rounds alike."""
 _SAVED = {*PRODUCTS, "convolution"}
 """Operators that no backward pass computes again."""
+
+
+def scale_before_maxima(graph: fx.Graph) -> None:
+    """Compute ``s * x - amax(s * x)`` in one form for all rows, in place.
+
+    Inductor's form is ``where(all(isfinite(s * x)), s * (x - amax(x)), s * x - amax(s * x))``: two maxima and a test of
+    each element. Its own softmax in one pass does not recognise that. The forms differ by rounding alone, since the
+    first one serves finite rows only.
+
+    Args:
+        graph: a graph after Inductor's joint passes. ``s`` is a number or a tensor without the reduced axes.
+    """
+    for node in list(graph.find_nodes(op="call_function", target=aten.where.self)):
+        finite, scaled, plain = node.args
+        axes = _axes_below_maximum(plain)
+        if axes and _tests_finite(finite, plain.args[0], axes) and _scales(scaled, plain.args[0], axes):
+            node.replace_all_uses_with(plain)
+            graph.erase_node(node)
+
+
+def _calls(value: Any, *targets: Any) -> bool:
+    return isinstance(value, fx.Node) and value.target in targets
+
+
+def _unconverted(value: Any) -> Any:
+    return value.args[0] if _calls(value, prims.convert_element_type.default) else value
+
+
+def _axes_below_maximum(value: Any) -> list[int]:
+    """The reduced axes if ``value`` is ``x - amax(x)``; none for other values."""
+    if _calls(value, aten.sub.Tensor):
+        x, most = value.args
+        if _calls(most, aten.amax.default) and most.args[0] is x and most.args[2:] == (True,):
+            return list(most.args[1])
+    return []
+
+
+def _tests_finite(value: Any, x: Any, axes: list[int]) -> bool:
+    """True for ``all(isfinite(x))`` over these axes, in the form that torch decomposes it to."""
+    for targets in ([aten.logical_not.default], [aten.any.dim, aten.any.dims], [aten.logical_not.default]):
+        if not _calls(value, *targets) or value.args[1:] not in ((), (axes, True), (*axes, True)):
+            return False
+        value = value.args[0]
+    if not _calls(value, aten.mul.Tensor):
+        return False
+    equal, bounded = value.args
+    if not _calls(equal, aten.eq.Tensor) or not _calls(bounded, aten.ne.Scalar):
+        return False
+    size, most = bounded.args
+    return equal.args == (x, x) and most == math.inf and _calls(size, aten.abs.default) and size.args == (x,)
+
+
+def _scales(value: Any, product: Any, axes: list[int]) -> bool:
+    """True for ``s * (x - amax(x))`` and ``(x - amax(x)) / s`` where ``product`` is ``s * x`` or ``x / s``."""
+    product = _unconverted(product)
+    if not _calls(product, aten.mul.Tensor, aten.div.Tensor) or not _calls(value, product.target):
+        return False
+    below, factor = value.args
+    if _axes_below_maximum(below) != axes or not _calls(below.args[0], aten.mul.Tensor):
+        return False
+    x = below.args[0].args[0]  # times the sign of the factor
+    for scaled, scale in (product.args, product.args[::-1]):
+        if scaled in (x, _unconverted(x)):
+            if isinstance(scale, fx.Node):
+                return isinstance(factor, fx.Node) and scale in factor.all_input_nodes
+            return isinstance(factor, (int, float)) and abs(factor) == abs(scale)
+    return False
 
 
 def save_compared(graph: fx.Graph) -> None:

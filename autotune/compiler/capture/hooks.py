@@ -27,7 +27,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from autotune.compiler.capture.complexes import split_parts
 from autotune.compiler.capture.convolutions import multiply_patches, put_channels_last
 from autotune.compiler.capture.depthwise import add_taps, convolve_gradients
-from autotune.compiler.capture.extremes import save_compared
+from autotune.compiler.capture.extremes import save_compared, scale_before_maxima
 from autotune.compiler.capture.options import requirements
 from autotune.compiler.capture.products import align_products, share_pads
 from autotune.compiler.capture.rewriting import Calls
@@ -121,6 +121,7 @@ def rewrite_joint(graph: fx.Graph) -> None:
     if _DROPS_ROUNDING:
         show_rounding(graph)
     place_scalars(graph)
+    scale_before_maxima(graph)
     split_parts(gm)
     if not getattr(config, "align_random_eager", False):  # torch 2.11 has no such option
         hash_random_numbers(graph)

@@ -1,8 +1,9 @@
-"""Elements that gradients of maxima and minima compare: which of them the partition has to save."""
+"""Rewrites of maxima: those of scaled softmaxes, and elements that gradients compare, which a partition saves."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from autotune.compiler.capture.extremes import save_compared
+from autotune.compiler.capture.extremes import save_compared, scale_before_maxima
+from autotune.compiler.capture.recording import capture
 
 Made = Callable[[Tensor], Tensor]
+CONVERT = torch.ops.prims.convert_element_type.default
 INDEX = torch.tensor([0, 1, 2, 0, 1, 2, 0, 1]).expand(4, 8)
 
 
@@ -84,3 +87,102 @@ def test_what_checkpointing_computes_again_stays() -> None:
 
 def test_other_comparisons_stay() -> None:
     assert marked(lambda x: torch.where(F.gelu(x) == F.silu(x).amax(), x, 0), lambda y: y.sum(-1)) == []
+
+
+def below_maximum(x: Tensor) -> Tensor:
+    return x - x.amax(-1, keepdim=True)
+
+
+def all_finite(x: Tensor, axis: int) -> Tensor:
+    return torch.all(torch.isfinite(x), dim=axis, keepdim=True)
+
+
+def in_two_forms(scaled: Tensor, stable: Tensor) -> Tensor:
+    """What Inductor's joint passes make of ``scaled - amax(scaled)`` from torch 2.13 on."""
+    return torch.where(all_finite(scaled, -1), stable, below_maximum(scaled)).exp()
+
+
+def rewritten(fn: Callable[..., Tensor], *args: Any) -> torch.fx.GraphModule:
+    """The graph of a function after the rewrite, with results like the function's."""
+    ops = [torch.ops.aten.all.dim, torch.ops.aten.isfinite.default]
+    gm = make_fx(fn, {op: select_decomp_table()[op] for op in ops if op in select_decomp_table()})(*args)
+    for node in gm.graph.nodes:
+        if node.target is torch.ops.aten._to_copy.default:  # Inductor's graphs have the other operator
+            node.target, node.args, node.kwargs = CONVERT, (node.args[0], node.kwargs["dtype"]), {}
+    scale_before_maxima(gm.graph)
+    gm.graph.eliminate_dead_code()
+    gm.recompile()
+    torch.testing.assert_close(gm(*args), fn(*args), equal_nan=True)
+    return gm
+
+
+def maxima(gm: torch.fx.GraphModule) -> int:
+    return sum(node.target is torch.ops.aten.amax.default for node in gm.graph.nodes)
+
+
+ROWS = torch.randn(6, 40)
+ROWS[1, 3], ROWS[2, 4], ROWS[3] = torch.inf, torch.nan, -torch.inf
+ROWS[4, :20] = -torch.inf
+
+
+def scales(x: Tensor) -> Tensor:
+    """One factor a row, of either sign."""
+    return torch.where(x[:, :1] > 0, 2.0, -0.5)
+
+
+@pytest.mark.parametrize(
+    "softmax",
+    [
+        lambda x: in_two_forms(x * 0.125, below_maximum(x * 1) * 0.125),
+        lambda x: in_two_forms(0.125 * x, below_maximum(x * 1) * 0.125),
+        lambda x: in_two_forms(x * -0.5, below_maximum(x * -1) * 0.5),
+        lambda x: in_two_forms(x / -8, below_maximum(x * -1) / 8),
+        lambda x: in_two_forms(x * (s := scales(x)), below_maximum(x * (sign := s.sign())) * (sign * s)),
+        lambda x: in_two_forms((y := x.bfloat16().float()) / 2, below_maximum(y * 1) / 2),
+        lambda x: in_two_forms(((y := x.bfloat16()) / 2).float(), below_maximum(y.float() * 1) / 2),
+    ],
+)
+def test_a_scaled_softmax_has_one_form(softmax: Made) -> None:
+    gm = rewritten(softmax, ROWS)
+    assert maxima(gm) == 1
+    assert "any" not in gm.code
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda x: in_two_forms(x * 0.125, below_maximum(x.sin() * 1) * 0.125),
+        lambda x: in_two_forms(x * 0.125, below_maximum(x * 1) * 0.25),
+        lambda x: in_two_forms(x * 0.125, below_maximum(x * 1) / 8),
+        lambda x: in_two_forms(x * 0.125, below_maximum(x * 1)),
+        lambda x: in_two_forms(x * (s := scales(x)), below_maximum(x * s.sign()) * 0.5),
+        lambda x: torch.where(torch.all((y := x * 2) > 0, -1, True), below_maximum(x * 1) * 2, below_maximum(y)),
+        lambda x: torch.where(
+            torch.any(torch.isfinite(x * 2), -1, True), below_maximum(x * 1) * 2, below_maximum(x * 2)
+        ),
+        lambda x: torch.where(torch.isfinite(y := x * 2), below_maximum(x * 1) * 2, below_maximum(y)),
+        lambda x: torch.where(all_finite(x, -1), below_maximum(x * 1) * 2, below_maximum(x * 2)),
+        lambda x: torch.where(all_finite(y := x * 2, 0), below_maximum(x * 1) * 2, below_maximum(y)),
+        lambda x: torch.where(all_finite(y := x * 2, -1), (z := x * 1).sub(z.amax(0, True)) * 2, below_maximum(y)),
+    ],
+)
+def test_other_choices_between_two_forms_stay(other: Made) -> None:
+    gm = rewritten(other, ROWS)
+    assert maxima(gm) == 2
+    assert "where" in gm.code
+
+
+@pytest.mark.parametrize("softmax", [lambda x: F.softmax(x / 8, -1), lambda x: F.cross_entropy(x * 3.0, INDEX[0, :6])])
+def test_a_captured_softmax_of_scaled_elements_has_one_maximum(softmax: Made) -> None:
+    # The form that this torch writes is recognised.
+    for graph in capture(softmax, (ROWS.clone().requires_grad_(),), grad=True):
+        assert maxima(graph.module) <= 1
+        assert "where.self(logical_not" not in graph.module.code
+
+
+def test_rows_that_are_not_finite_are_those_of_eager_mode() -> None:
+    large = torch.full((2, 40), 3e38)
+    for x in (ROWS, large):
+        for scale in (0.125, 4.0, -2.0):
+            softmax = torch.compile(lambda x, scale=scale: F.softmax(x * scale, -1), backend="autotune")
+            torch.testing.assert_close(softmax(x), F.softmax(x * scale, -1), equal_nan=True)
