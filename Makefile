@@ -88,7 +88,7 @@ ifdef PYTEST_ARGS
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) $(PYTEST_ARGS)
 else
 	@failed=0; set -x; \
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST_OPTIONS) $(THIRD) \
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=60 $(PYTEST_OPTIONS) $(THIRD) \
 		$(LAYERS) $(ALONE:%=--ignore=%) || failed=1; \
 	$(BIN)/python -m pytest $(PYTEST_OPTIONS) $(ALONE) || failed=1; \
 	exit $$failed

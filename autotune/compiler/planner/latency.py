@@ -26,7 +26,7 @@ from autotune.compiler.planner.cost import Costs, Figures
 from autotune.compiler.program.columns import main_program, split_columns
 from autotune.compiler.program.passes import build_program
 from autotune.compiler.program.program import Program
-from autotune.compiler.program.rewrites import widened
+from autotune.compiler.program.rewrites import cut_everything, widened
 from autotune.compiler.program.scattered import scattered
 from autotune.compiler.program.vectors import tiling, vector_length
 from autotune.compiler.schedules.cuda import scheme_of
@@ -96,7 +96,7 @@ def _program(graph: Graph, scheme: str, keep: bool, online: bool) -> tuple[Progr
     try:
         if scheme not in TWO_KERNELS:
             return build_program(widened(graph), keep=keep, online=online), 0.0
-        program = main_program(split_columns(widened(graph)), keep=keep, online=online)
+        program = main_program(split_columns(widened(cut_everything(graph) or graph)), keep=keep, online=online)
         return program, float(accumulators(program, 1, 1))
     except Unsupported:
         return None

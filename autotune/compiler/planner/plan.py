@@ -18,6 +18,9 @@ from autotune.ir.graph import FLOATS, REDUCTIONS, Graph, Output, Value
 from autotune.ir.nodes import STRICT
 from autotune.ir.simplify import components, simplify
 
+_FEWEST_OF_A_NUMBER = 1 << 17
+"""Elements from which on two launches are faster than one block for a number and what depends on it."""
+
 
 def all_roots(graph: Graph) -> Roots:
     """The roots that every plan of ``graph`` has: its live reductions and its outputs, in order."""
@@ -113,14 +116,19 @@ def make_plan(graph: Graph, target: str = "cuda", plan: str | Shape = "") -> Pla
 def default_plan(graph: Graph, target: str = "cuda") -> Plan:
     """The plan that a search begins with: a single group if a scheme fits that greedy plans lack, else the greedy plan.
 
-    Raises Unsupported as :func:`make_plan`.
+    On a GPU :func:`numbers_first` divides a greedy plan's groups. Raises Unsupported as :func:`make_plan`.
     """
     plan = make_plan(graph, target)
-    if target == "cuda" and len(plan.groups) > 1:
-        with contextlib.suppress(Unsupported):
+    if target == "cpu":
+        return plan
+    with contextlib.suppress(Unsupported):
+        if len(plan.groups) > 1:
             whole = make_plan(graph, target, ((all_roots(graph),),))
             if not scheme_of(whole.groups[0].graph).in_default:
                 return whole
+    with contextlib.suppress(Unsupported):
+        if (shape := numbers_first(graph, plan.shape)) != plan.shape:
+            return make_plan(graph, target, shape)
     return plan
 
 
@@ -207,6 +215,31 @@ def small_apart(graph: Graph, shape: Shape) -> Shape:
     rest = tuple(tuple(tuple(r for r in group if r not in small) for group in launch) for launch in shape)
     rest = tuple(tuple(group for group in launch if group) for launch in rest)
     return ((small,), *(launch for launch in rest if launch)) if small else shape
+
+
+def numbers_first(graph: Graph, shape: Shape) -> Shape:
+    """The shape with launches of their own for large values that depend on a number, such as a norm of all elements.
+
+    One block would compute the number and these values, in a single row. A number by itself is computed by all blocks.
+    Returns ``shape`` itself if there is no such value.
+    """
+    numbers: set[int] = set()
+    level: dict[int, int] = {}  # numbers that have to be there before a value, one after the other
+    for i in graph.live:
+        v = graph.values[i]
+        large = graph.size(v.axes) > 1
+        level[i] = max((level[a] + (large and a in numbers) for a in v.args), default=0)
+        reduced = v.op in REDUCTIONS and graph.size(graph.values[v.args[0]].axes) >= _FEWEST_OF_A_NUMBER
+        if not large and (reduced or not numbers.isdisjoint(v.args)):
+            numbers.add(i)
+
+    def apart(launch: Sequence[Roots]) -> list[tuple[Roots, ...]]:
+        levels = sorted({level[r.value(graph)] for group in launch for r in group})
+        parts = [[tuple(r for r in group if level[r.value(graph)] == n) for group in launch] for n in levels]
+        return [tuple(group for group in part if group) for part in parts]
+
+    made = tuple(part for launch in shape for part in apart(launch))
+    return made if len(made) > len(shape) else shape
 
 
 def _parts(graph: Graph) -> dict[Root, int]:
