@@ -5,7 +5,7 @@
 
 ``gated_and_wide`` has gated GELUs, wide norms, SegFormer's tokens of an image and NeRF's encoded positions;
 ``image_decoder`` the end of a variational autoencoder's decoder, for one image; ``short_convolutions`` what surrounds
-the depthwise convolutions of Mamba, LFM2 and audio models.
+the depthwise convolutions of Mamba, LFM2 and audio models; ``update_step`` the norms of an optimizer's step.
 """
 
 from __future__ import annotations
@@ -145,3 +145,21 @@ def short_convolutions() -> nn.Module:
 def short_convolutions_inputs() -> tuple[Tensor, ...]:
     shapes = [(8, 2048, 768), (4, 4096, 2048), (16, 64, 8192)]
     return tuple(torch.randn(s, device="cuda", dtype=HALF) for s in shapes)
+
+
+def update_step(mean: Tensor, gradient: Tensor, *gradients: Tensor) -> list[Tensor]:
+    """An orthogonalised update, as of the optimizer Muon, and gradients that are clipped to a common norm."""
+    mean = mean.lerp(gradient, 0.05)
+    x = gradient.lerp(mean, 0.95).bfloat16()
+    x = x / (x.norm() + 1e-7)
+    for _ in range(5):
+        a = x @ x.T
+        x = 3.4445 * x + (2.0315 * a @ a - 4.775 * a) @ x
+    norm = torch.stack([g.norm() for g in gradients]).norm()
+    scale = torch.clamp(1.0 / (norm + 1e-6), max=1.0)
+    return [mean, x, *(g * scale for g in gradients)]
+
+
+def update_step_inputs() -> tuple[Tensor, ...]:
+    shapes = [(2048, 8192), (2048, 8192), (50304, 768), (3072, 768), (768,)]
+    return tuple(torch.randn(s, device="cuda") for s in shapes)
