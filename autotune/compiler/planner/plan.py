@@ -234,8 +234,11 @@ def numbers_first(graph: Graph, shape: Shape) -> Shape:
             numbers.add(i)
 
     def apart(launch: Sequence[Roots]) -> list[tuple[Roots, ...]]:
-        levels = sorted({level[r.value(graph)] for group in launch for r in group})
-        parts = [[tuple(r for r in group if level[r.value(graph)] == n) for group in launch] for n in levels]
+        at = {r: level[r.value(graph)] for group in launch for r in group}
+        for r in sorted(at, key=lambda r: r.value(graph), reverse=True):
+            if not r.is_output and r.number not in numbers:  # in the launch of its first reader
+                at[r] = min((at[q] for q in _readers(graph).get(r.number, ()) if q in at), default=at[r])
+        parts = [[tuple(r for r in group if at[r] == n) for group in launch] for n in sorted({*at.values()})]
         return [tuple(group for group in part if group) for part in parts]
 
     made = tuple(part for launch in shape for part in apart(launch))

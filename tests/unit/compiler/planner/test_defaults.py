@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from autotune.compiler.planner.beam import shapes
 from autotune.compiler.planner.cost import Figures
-from autotune.compiler.planner.plan import default_plan, make_plan
+from autotune.compiler.planner.plan import all_roots, default_plan, make_plan, numbers_first
 from autotune.compiler.schedules.cuda import scheme_of
 from autotune.ir.graph import Graph
 from autotune.space import load_space
@@ -149,3 +149,11 @@ def test_what_depends_on_a_number_has_a_launch_of_its_own(
     for group in plan.groups:
         scheme = scheme_of(group.graph)
         assert scheme.reject(group.graph, scheme.default(group.graph)) is None
+
+
+def test_sums_that_no_number_is_made_of_stay_with_their_readers() -> None:
+    (work,) = workloads_of(Case("rows", lambda x: x / (x.sum(-1, keepdim=True) * x.mean()), (T(1024, 256),)))
+    graph = Graph.from_json(work.spec)
+    first, second = numbers_first(graph, ((all_roots(graph),),))
+    assert [graph.values[r.value(graph)].axes for group in first for r in group] == [()]
+    assert [graph.values[r.value(graph)].axes for group in second for r in group] == [(0,), (0, 1)]
