@@ -3,9 +3,9 @@
     autotune search fusion "benchmarks.small_programs:gated_and_wide()" --train --timeout 90 \
         --inputs benchmarks.small_programs:gated_and_wide_inputs --db small.db
 
-``gated_and_wide`` has gated GELUs, wide norms, SegFormer's tokens of an image and NeRF's encoded positions;
-``image_decoder`` the end of a variational autoencoder's decoder, for one image; ``short_convolutions`` what surrounds
-the depthwise convolutions of Mamba, LFM2 and audio models; ``update_step`` the norms of an optimizer's step.
+``gated_and_wide`` has gated GELUs, wide norms, SegFormer's tokens of an image and NeRF's encoded positions.
+``image_decoder`` is the end of a variational autoencoder's decoder, for one image. ``short_convolutions`` has what
+surrounds the depthwise convolutions of Mamba, LFM2 and audio models, and ``update_step`` the norms of an optimizer.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ def numbers_first(graph: Graph, shape: Shape) -> Shape:
     Returns ``shape`` itself if there is no such value.
     """
     numbers: set[int] = set()
-    level: dict[int, int] = {}  # numbers that have to be there before a value, one after the other
+    level: dict[int, int] = {}  # numbers that are computed before a value, one after the other
     for i in graph.live:
         v = graph.values[i]
         large = graph.size(v.axes) > 1
