@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -329,5 +330,8 @@ def test_the_folder_of_builds_ends_with_the_killed_process(monkeypatch: pytest.M
         companion._child = companion._opened()  # it gets no frame, so it waits
         (folder,) = tmp_path.iterdir()
         (folder / "a kernel").touch()
-        assert f"{SHARED_BUILDS}={folder}".encode() in Path(f"/proc/{companion._child.pid}/environ").read_bytes()
+        environment = Path(f"/proc/{companion._child.pid}/environ")
+        while not environment.read_bytes():  # empty while the kernel replaces the process's image
+            time.sleep(0.01)
+        assert f"{SHARED_BUILDS}={folder}".encode() in environment.read_bytes()
     assert list(tmp_path.iterdir()) == []
