@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 
 import pytest
 import torch
@@ -51,6 +52,13 @@ def stacked(gradient: Tensor, other: Tensor) -> Tensor:
     return torch.stack([F.gelu(gradient), torch.ops.aten.gelu_backward(gradient, other)], 1)
 
 
+def filtered(*tensors: Tensor) -> Tensor:
+    """Three parts that each add up tensors of their own, as the gradients of a gated convolution."""
+    count = len(tensors) // 3
+    parts = [tensors[k * count : k * count + count] for k in range(3)]
+    return torch.cat([reduce(torch.add, (x.roll(k, 0) for k, x in enumerate(part))) for part in parts], -1)
+
+
 def gated_inputs(rows: int, half: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return torch.randn(rows, half, dtype=dtype), torch.randn(rows, 2 * half, dtype=dtype)
 
@@ -68,6 +76,9 @@ def gated_inputs(rows: int, half: int, dtype: torch.dtype) -> tuple[Tensor, Tens
         (encoded, (torch.randn(50, 3), torch.randn(50, 8)), 6),
         (shared, (torch.randn(70, 64), torch.randn(70, 64)), 1),
         (stacked, (torch.randn(70, 64), torch.randn(70, 64)), 1),
+        (filtered, tuple(torch.randn(70, 32) for _ in range(18)), 1),  # 72 registers of loads
+        (filtered, tuple(torch.randn(70, 32) for _ in range(27)), 2),
+        (filtered, tuple(torch.randn(70, 32) for _ in range(15)), 0),  # 60
     ],
 )
 def test_each_pack_computes_one_side(

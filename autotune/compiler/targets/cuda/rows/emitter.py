@@ -43,6 +43,8 @@ MOST_SELECTED = 48
 """Cost of both sides of a select from which a pack computes one of them.
 
 A branch keeps later loads from being issued early. The gradient of a gated GELU has sides of 50, of a gated SiLU 30.
+Sides whose own loads exceed :data:`MOST_WORDS` are a branch for any cost: the kernel that writes a concatenation of
+three gradients with 13 loads each needs 182 registers without one.
 """
 
 
@@ -119,7 +121,7 @@ class CudaEmitter(RowTensors):
 
     def _computed(self, values: Sequence[int], users: Mapping[int, set[int]], issued: Sequence[int]) -> list[Stmt]:
         """The values of one pack, in order; the sides of a branch at its select."""
-        branches = self._branches(values, users)
+        branches = self._branches(values, users, issued)
         inside = {i for sides in branches.values() for side in sides for i in side}
         out: list[Stmt] = []
         for i in values:
@@ -138,27 +140,33 @@ class CudaEmitter(RowTensors):
         return out
 
     def _branches(
-        self, values: Sequence[int], users: Mapping[int, set[int]]
+        self, values: Sequence[int], users: Mapping[int, set[int]], issued: Sequence[int]
     ) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
         """The selects with expensive sides and the same choice for a whole pack, and the values of each side alone."""
         found: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        free = set(values) - self.selected.skipped - self.selected.results.keys()
+        free = set(values) - self.selected.skipped - self.selected.results.keys() - set(issued)
         for place in reversed(range(len(values))):
             i = values[place]
             if i not in free or not self._chooses_packs(i):
                 continue
-            then, other = (self._side(i, k, [j for j in values[:place] if j in free], users) for k in (1, 2))
-            if sum(POINTWISE[self.graph.values[j].op].cost for j in (*then, *other)) >= MOST_SELECTED:
+            before = [j for j in values[:place] if j in free]
+            then, other = (self._side(i, k, before, users) for k in (1, 2))
+            many = self.words_of(j for j in (*then, *other) if self.graph.values[j].op not in POINTWISE) > MOST_WORDS
+            if not many:
+                before = [j for j in before if self.graph.values[j].op in POINTWISE]
+                then, other = (self._side(i, k, before, users) for k in (1, 2))
+            if many or sum(POINTWISE[self.graph.values[j].op].cost for j in (*then, *other)) >= MOST_SELECTED:
                 found[i] = then, other
                 free.difference_update(then, other)
         return found
 
     def _side(self, i: int, k: int, values: Sequence[int], users: Mapping[int, set[int]]) -> tuple[int, ...]:
-        """The pointwise values that are computed for argument ``k`` of select ``i`` alone."""
+        """Those of ``values`` that argument ``k`` of select ``i`` alone needs."""
         args, own = self.graph.values[i].args, set[int]()
         for j in reversed(values):
             direct = i in users[j] and (args.count(j) > 1 or args[k] != j)
-            if self.graph.values[j].op in POINTWISE and users[j] and users[j] <= own | {i} and not direct:
+            moves = self.graph.values[j].op in POINTWISE or self.graph.values[j].op in ("load", "gather")
+            if moves and users[j] and users[j] <= own | {i} and not direct:
                 own.add(j)
         return tuple(j for j in values if j in own)
 
