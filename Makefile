@@ -98,7 +98,7 @@ endif
 test-all: $(READY_ALL)
 	@$(BIN)/python -m tests.support.programs
 	@rm -f $(SKIPPED); failed=0; \
-	$(MAKE) --no-print-directory test THIRD= PYTEST_OPTIONS=--skipped=$(SKIPPED) || failed=1; \
+	$(MAKE) --no-print-directory test PYTEST_OPTIONS=--skipped=$(SKIPPED) || failed=1; \
 	$(BIN)/python -m tests.support.skipped $(SKIPPED) $(STRICT) || failed=1; \
 	exit $$failed
 
