@@ -21,7 +21,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from autotune.compiler.lower.nodes import op_name
+from autotune.compiler.lower.nodes import op_name, value_of
 from autotune.compiler.lower.op_names import CASTS, GENERATORS, PRODUCTS, VIEWS
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -72,7 +72,7 @@ def _unconverted(value: Any) -> Any:
 
 def _axes_below_maximum(value: Any) -> list[int]:
     """The reduced axes if ``value`` is ``x - amax(x)``; none for other values."""
-    if _calls(value, aten.sub.Tensor):
+    if _calls(value, aten.sub.Tensor) and not value.kwargs:
         x, most = value.args
         if _calls(most, aten.amax.default) and most.args[0] is x and most.args[2:] == (True,):
             return list(most.args[1])
@@ -95,20 +95,42 @@ def _tests_finite(value: Any, x: Any, axes: list[int]) -> bool:
 
 
 def _scales(value: Any, product: Any, axes: list[int]) -> bool:
-    """True for ``s * (x - amax(x))`` and ``(x - amax(x)) / s`` where ``product`` is ``s * x`` or ``x / s``."""
+    """True for ``abs(s) * (y - amax(y))`` with ``y = sign(s) * x``, where ``product`` is ``s * x``; for ``/`` alike."""
     product = _unconverted(product)
     if not _calls(product, aten.mul.Tensor, aten.div.Tensor) or not _calls(value, product.target):
         return False
     below, factor = value.args
     if _axes_below_maximum(below) != axes or not _calls(below.args[0], aten.mul.Tensor):
         return False
-    x = below.args[0].args[0]  # times the sign of the factor
-    for scaled, scale in (product.args, product.args[::-1]):
-        if scaled in (x, _unconverted(x)):
-            if isinstance(scale, fx.Node):
-                return isinstance(factor, fx.Node) and scale in factor.all_input_nodes
-            return isinstance(factor, (int, float)) and abs(factor) == abs(scale)
-    return False
+    x, sign = below.args[0].args
+    orders = (product.args, product.args[::-1]) if product.target is aten.mul.Tensor else (product.args,)
+    return any(scaled in (x, _unconverted(x)) and _is_magnitude(factor, sign, scale) for scaled, scale in orders)
+
+
+def _is_magnitude(factor: Any, sign: Any, scale: Any) -> bool:
+    """True if ``sign`` is the sign of ``scale`` and ``factor`` is ``sign * scale``: numbers, symbols or tensors."""
+    if not isinstance(scale, fx.Node):
+        return bool(sign == (1 if scale >= 0 else -1) and factor == abs(scale))
+    if _calls(sign, aten.where.self):
+        test, *numbers = sign.args
+        if not _calls(test, aten.ge.Scalar) or test.args != (scale, 0) or list(map(_number, numbers)) != [1, -1]:
+            return False
+    elif sign not in (1, -1) or not isinstance(value_of(scale), (torch.SymInt, torch.SymFloat)):
+        return False
+    if factor is scale and sign == 1:
+        return True
+    return _calls(factor, aten.mul.Tensor, operator.mul) and {*factor.args} == {sign, scale}
+
+
+def _number(value: Any) -> Any:
+    """The number of a constant tensor; None for others."""
+    if _calls(value, aten.neg.default):
+        number = _number(value.args[0])
+        return None if number is None else -number
+    for constant, place in ((aten.scalar_tensor.default, 0), (aten.full.default, 1)):
+        if _calls(value, constant):
+            return value.args[place]
+    return None
 
 
 def save_compared(graph: fx.Graph) -> None:

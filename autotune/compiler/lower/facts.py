@@ -45,6 +45,8 @@ UNKNOWN_BYTES = 1 << 62
 _ALIGNMENT = 16
 """Bytes of a kernel's widest load and store. An unaligned window would have to be copied before each launch."""
 _WINDOWS = frozenset(["getitem", "select", "slice", "narrow", "diagonal"])
+_FINDING = frozenset(["argmax", "argmin", "max", "min"])
+"""Operators of positions, which no rule makes. Inductor's kernel of one computes the elements that it compares."""
 _LARGEST = frozenset(["amax", "max"])
 _SCALING = frozenset(["clamp", "clamp_min", "clamp_max", "maximum", "minimum", "mul", "div", "reciprocal", "abs"])
 _PICKING = frozenset(["gather", "index_select", "embedding", "index", "take"])
@@ -164,6 +166,9 @@ class GraphFacts:
             if n.op == "call_function":
                 kind, reason = self._classified(n, scales)
                 self._of[n] = replace(self._of[n], kind=kind, reason=reason)
+        for n in self.nodes:
+            if self._finds_positions(n) and self._on_cuda(n):
+                self._leave_compared(n)
 
     def __getitem__(self, node: fx.Node) -> NodeFacts:
         return self._of[node]
@@ -257,6 +262,31 @@ class GraphFacts:
         if name in SCATTERS and not self._on_cuda(node):
             return "a sum at indices on a CPU" if _adds(node, name) else "a write at indices"
         return ""
+
+    def _finds_positions(self, node: fx.Node) -> bool:
+        """True for an operator that returns positions, as its only result or as its second one, which is read."""
+        if self[node].operator not in _FINDING or not self[node].tensors:
+            return False
+        positions = [u for u in node.users if u.target is operator.getitem and u.args[1] == 1 and u.users]
+        return self[node].operator not in RULES or bool(positions)
+
+    def _leave_compared(self, finder: fx.Node) -> None:
+        """Leave the elements that ``finder`` alone reads to its own kernel, which would load what a region stores.
+
+        They stay in a region if the finder's kernel would load more than twice their bytes, or if the region would
+        store more than half of them for it.
+        """
+        self.leave_outside(finder, NO_RULE)
+        found = {finder}
+        for n in reversed(self.nodes[: self.place[finder]]):
+            if self[n].kind is Kind.COMPUTE and self[n].is_pointwise and n.users and self.readers(n) <= found:
+                found.add(n)
+        compared = sum(self[n].bytes for n in self.producers(finder) if n in found)
+        given = {p for n in found for p in self.producers(n)} - found
+        stored = sum(self[p].bytes for p in given if self[p].kind is Kind.COMPUTE)
+        if sum(self[p].bytes for p in given) <= 2 * compared and 2 * stored <= compared:
+            for n in found - {finder}:
+                self.leave_outside(n, f"the kernel of {self[finder].operator} computes it")
 
     def _on_cuda(self, node: fx.Node) -> bool:
         return (self.side or self[node].tensors[0].device.type) == "cuda"

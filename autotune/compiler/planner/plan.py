@@ -12,14 +12,15 @@ from functools import lru_cache
 
 from autotune.compiler.planner.groups import Group, Plan, Root, Roots, Shape, Source, groups_of, names, pack, read_text
 from autotune.compiler.schedules.cuda import legal, scheme_of
+from autotune.compiler.schedules.cuda.columns import TWO_KERNELS
 from autotune.errors import Unsupported
 from autotune.ir.canonical import canonicalize
 from autotune.ir.graph import FLOATS, REDUCTIONS, Graph, Output, Value
 from autotune.ir.nodes import STRICT
 from autotune.ir.simplify import components, simplify
 
-_FEWEST_OF_A_NUMBER = 1 << 17
-"""Elements from which on two launches are faster than one block for a number and what depends on it."""
+_MOST_OF_A_BLOCK = 1 << 17
+"""Most elements from which one block makes a number, and what depends on it, no slower than two launches."""
 
 
 def all_roots(graph: Graph) -> Roots:
@@ -127,8 +128,7 @@ def default_plan(graph: Graph, target: str = "cuda") -> Plan:
             if not scheme_of(whole.groups[0].graph).in_default:
                 return whole
     with contextlib.suppress(Unsupported):
-        if (shape := numbers_first(graph, plan.shape)) != plan.shape:
-            return make_plan(graph, target, shape)
+        return numbers_first(graph, plan)
     return plan
 
 
@@ -217,32 +217,39 @@ def small_apart(graph: Graph, shape: Shape) -> Shape:
     return ((small,), *(launch for launch in rest if launch)) if small else shape
 
 
-def numbers_first(graph: Graph, shape: Shape) -> Shape:
-    """The shape with launches of their own for large values that depend on a number, such as a norm of all elements.
+def numbers_first(graph: Graph, plan: Plan) -> Plan:
+    """The plan with launches of their own for large values that depend on a number, such as a norm of all elements.
 
-    One block would compute the number and these values, in a single row. A number by itself is computed by all blocks.
-    Returns ``shape`` itself if there is no such value.
+    Where one group makes both, one block computes them, in a single row. A number by itself is computed by all blocks,
+    and so are the sums of :data:`TWO_KERNELS`. Returns ``plan`` itself if there is no such value.
+
+    Raises:
+        Unsupported: a part of a group has no kernel.
     """
+    parts: list[Roots] = []
+    for group in plan.groups:
+        by_all = scheme_of(group.graph).name in TWO_KERNELS
+        parts += [group.roots] if by_all else _after_numbers(graph, group.roots)
+    if len(parts) == len(plan.groups):
+        return plan
+    divided = make_plan(graph, plan=tuple((part,) for part in parts))
+    return make_plan(graph, plan=pack(divided))
+
+
+def _after_numbers(graph: Graph, roots: Roots) -> list[Roots]:
+    """A group's roots by how many of its numbers have to be there before them, one after the other."""
+    own = {r.number for r in roots if r.kind == "r"}
     numbers: set[int] = set()
-    level: dict[int, int] = {}  # numbers that are computed before a value, one after the other
+    level: dict[int, int] = {}
     for i in graph.live:
         v = graph.values[i]
         large = graph.size(v.axes) > 1
         level[i] = max((level[a] + (large and a in numbers) for a in v.args), default=0)
-        reduced = v.op in REDUCTIONS and graph.size(graph.values[v.args[0]].axes) >= _FEWEST_OF_A_NUMBER
+        reduced = i in own and graph.size(graph.values[v.args[0]].axes) > _MOST_OF_A_BLOCK
         if not large and (reduced or not numbers.isdisjoint(v.args)):
             numbers.add(i)
-
-    def apart(launch: Sequence[Roots]) -> list[tuple[Roots, ...]]:
-        at = {r: level[r.value(graph)] for group in launch for r in group}
-        for r in sorted(at, key=lambda r: r.value(graph), reverse=True):
-            if not r.is_output and r.number not in numbers:  # in the launch of its first reader
-                at[r] = min((at[q] for q in _readers(graph).get(r.number, ()) if q in at), default=at[r])
-        parts = [[tuple(r for r in group if at[r] == n) for group in launch] for n in sorted({*at.values()})]
-        return [tuple(group for group in part if group) for part in parts]
-
-    made = tuple(part for launch in shape for part in apart(launch))
-    return made if len(made) > len(shape) else shape
+    found = sorted({level[r.value(graph)] for r in roots})
+    return [tuple(r for r in roots if level[r.value(graph)] == n) for n in found]
 
 
 def _parts(graph: Graph) -> dict[Root, int]:

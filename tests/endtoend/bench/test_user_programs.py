@@ -189,7 +189,7 @@ def test_a_process_that_hangs_is_ended_in_time(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(Failed, match="the time was up"):
         process.answer()
     process.end()
-    assert time.monotonic() - begin < 60
+    assert time.monotonic() - begin < 550
 
 
 def test_contenders_of_a_program_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uncompiled: None) -> None:
@@ -272,8 +272,8 @@ def test_programs_compile_side_by_side_and_are_timed_alone() -> None:
 
     def compiles() -> None:
         with host.beside():
-            inside.wait(30)  # both are inside at a time
-            go_on.wait(30)
+            inside.wait(250)  # both are inside at a time
+            go_on.wait(250)
             seen.append("compiled")
 
     def is_timed() -> None:
@@ -295,7 +295,7 @@ def test_programs_compile_side_by_side_and_are_timed_alone() -> None:
     later.start()
     go_on.set()
     for thread in (*first, timed, later):
-        thread.join(30)
+        thread.join(250)
     assert seen == ["compiled", "compiled", "timed", "later"]
 
 
@@ -305,7 +305,7 @@ def test_several_programs_end_in_one_file(
     out, both = tmp_path / "x.json", threading.Barrier(2)
 
     def cases(name: str) -> Any:
-        both.wait(30)  # neither is measured before the other has begun
+        both.wait(250)  # neither is measured before the other has begun
         yield case(name)
 
     found = {name: cases(name) for name in ("gpt_train", "mesh_train")}

@@ -184,7 +184,7 @@ def test_a_forked_process_ends_after_a_cluster_was_closed() -> None:
             Engine(other.address).close()
     child = multiprocessing.get_context("fork").Process(target=int)
     child.start()
-    child.join(60)
+    child.join(250)
     child.kill()
     child.join()
     assert child.exitcode == 0

@@ -278,7 +278,7 @@ def test_a_fork_waits_for_transactions_of_other_threads(store: Store, key: Key) 
     child = os.fork()
     if child == 0:
         try:
-            with Store.open(store.url, timeout_s=3.0) as own:
+            with Store.open(store.url, timeout_s=250.0) as own:
                 own.add_measurement(Measurement(key, {"child": 1}, Status.OK, latency_us=1.0))
             os._exit(0)
         except BaseException:

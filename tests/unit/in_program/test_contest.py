@@ -275,11 +275,8 @@ def test_a_call_in_another_thread_does_not_keep_a_contest_from_its_end() -> None
     assert len(ended) == 1
     assert not contest.running
     assert frame() == "after"
-    for _ in range(1000):
-        if len(ran) == STEPS + 3:
-            return
+    while len(ran) < STEPS + 3:  # until pytest's limit
         time.sleep(0.01)
-    raise AssertionError("the other thread's call has not ended")
 
 
 @pytest.mark.parametrize(("after", "code"), [(80e3, "after"), (200e3, "before")])

@@ -249,7 +249,7 @@ def test_a_forked_process_does_not_wait_for_threads_of_its_parent(own: Deploymen
     held.wait()
     child = multiprocessing.get_context("fork").Process(target=use_them)
     child.start()
-    child.join(20)
+    child.join(250)
     child.kill()
     over.set()
     thread.join()

@@ -13,6 +13,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from autotune.compiler.capture import hooks
 from autotune.compiler.capture.extremes import save_compared, scale_before_maxima
 from autotune.compiler.capture.recording import capture
 
@@ -130,6 +131,11 @@ def scales(x: Tensor) -> Tensor:
     return torch.where(x[:, :1] > 0, 2.0, -0.5)
 
 
+def sign_of(s: Tensor) -> Tensor:
+    one = torch.scalar_tensor(1.0)
+    return torch.where(s >= 0, one, -one)
+
+
 @pytest.mark.parametrize(
     "softmax",
     [
@@ -137,7 +143,8 @@ def scales(x: Tensor) -> Tensor:
         lambda x: in_two_forms(0.125 * x, below_maximum(x * 1) * 0.125),
         lambda x: in_two_forms(x * -0.5, below_maximum(x * -1) * 0.5),
         lambda x: in_two_forms(x / -8, below_maximum(x * -1) / 8),
-        lambda x: in_two_forms(x * (s := scales(x)), below_maximum(x * (sign := s.sign())) * (sign * s)),
+        lambda x: in_two_forms(x * (s := scales(x)), below_maximum(x * (sign := sign_of(s))) * (sign * s)),
+        lambda x: in_two_forms(x / (s := scales(x)), below_maximum(x * (sign := sign_of(s))) / (sign * s)),
         lambda x: in_two_forms((y := x.bfloat16().float()) / 2, below_maximum(y * 1) / 2),
         lambda x: in_two_forms(((y := x.bfloat16()) / 2).float(), below_maximum(y.float() * 1) / 2),
     ],
@@ -155,7 +162,16 @@ def test_a_scaled_softmax_has_one_form(softmax: Made) -> None:
         lambda x: in_two_forms(x * 0.125, below_maximum(x * 1) * 0.25),
         lambda x: in_two_forms(x * 0.125, below_maximum(x * 1) / 8),
         lambda x: in_two_forms(x * 0.125, below_maximum(x * 1)),
-        lambda x: in_two_forms(x * (s := scales(x)), below_maximum(x * s.sign()) * 0.5),
+        lambda x: in_two_forms(x * (s := scales(x)), below_maximum(x * sign_of(s)) * 0.5),
+        lambda x: in_two_forms(x * (s := scales(x)), below_maximum(x * (sign := sign_of(s))) * (sign + s)),
+        lambda x: in_two_forms(x * (s := scales(x)), below_maximum(x * (sign := sign_of(-s))) * (sign * s)),
+        lambda x: in_two_forms(x * (s := scales(x)), below_maximum(x * (sign := s.cos())) * (sign * s)),
+        lambda x: in_two_forms(x * (s := scales(x)), below_maximum(x * 2 * sign_of(s)) * (sign_of(s) * s)),
+        lambda x: in_two_forms(x * (s := scales(x)), below_maximum(x * 1) * s),
+        lambda x: in_two_forms(x * 2, below_maximum(x * -1) * 2),
+        lambda x: in_two_forms(x * 2, below_maximum(x * 1) * -2),
+        lambda x: in_two_forms(scales(x) / x, below_maximum(x * (sign := sign_of(scales(x)))) / (sign * scales(x))),
+        lambda x: torch.where(all_finite(y := x * 2, -1), below_maximum(x * 1) * 2, y.sub(y.amax(-1, True), alpha=2)),
         lambda x: torch.where(torch.all((y := x * 2) > 0, -1, True), below_maximum(x * 1) * 2, below_maximum(y)),
         lambda x: torch.where(
             torch.any(torch.isfinite(x * 2), -1, True), below_maximum(x * 1) * 2, below_maximum(x * 2)
@@ -170,6 +186,15 @@ def test_other_choices_between_two_forms_stay(other: Made) -> None:
     gm = rewritten(other, ROWS)
     assert maxima(gm) == 2
     assert "where" in gm.code
+
+
+def test_a_softmax_that_is_scaled_by_a_size_has_one_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs: list[torch.fx.Graph] = []
+    monkeypatch.setattr(hooks, "scale_before_maxima", lambda graph: (scale_before_maxima(graph), graphs.append(graph)))
+    fn = torch.compile(lambda x: torch.softmax(x * x.shape[0], -1), backend="autotune", dynamic=True)
+    torch.testing.assert_close(fn(ROWS), torch.softmax(ROWS * 6, -1), equal_nan=True)
+    assert [node for graph in graphs for node in graph.nodes if node.target is torch.ops.aten.where.self] == []
+    assert len(graphs) == 1
 
 
 @pytest.mark.parametrize("softmax", [lambda x: F.softmax(x / 8, -1), lambda x: F.cross_entropy(x * 3.0, INDEX[0, :6])])

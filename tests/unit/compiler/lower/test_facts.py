@@ -171,3 +171,52 @@ def test_node_meta_data_is_read_only_by_facts() -> None:
         if asking.search(line) and not line.startswith("def ")
     }
     assert found == {"lower/facts.py"}
+
+
+def distances(x: Tensor, y: Tensor) -> Tensor:
+    x, y = x.repeat(8, 1), y.repeat(1, 16)
+    return (x.pow(2).sum(-1, keepdim=True) - 2 * (x @ y) + y.pow(2).sum(0)).argmin(-1)
+
+
+def with_values(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    values, positions = (x * y.t() + x).max(-1)
+    return values, positions
+
+
+def of_softmax(x: Tensor, y: Tensor) -> Tensor:
+    """A region would store the exponentials for a quotient outside of it."""
+    e = (x + 1).exp()
+    return (e / (y[0] * e.sum(-1, keepdim=True))).argmax(-1)
+
+
+def of_many(x: Tensor, y: Tensor) -> Tensor:
+    return (x + y.t() * x.roll(1, 0) + y.roll(1, 0).t()).argmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("fn", "left"),
+    [
+        (distances, ["add", "mul", "sub"]),
+        (with_values, ["add", "mul"]),
+        (lambda x, y: (x + 1).max(-1)[0], []),
+        (lambda x, y: ((x + 1).argmax(-1), (x + 1).exp()), ["add"]),
+        (lambda x, y: (lambda z: (z.argmax(-1), z))(x.exp()), []),  # also a result
+        (lambda x, y: (x + 1).permute(1, 0).argmax(-1), ["add"]),
+        (lambda x, y: x.relu().argmax(-1) + x.relu().argmin(-1), ["relu", "relu"]),
+        (of_many, []),
+    ],
+)
+def test_elements_that_only_a_search_for_positions_reads_are_left_to_its_kernel(
+    fn: Callable[..., Any], left: list[str]
+) -> None:
+    graph = graph_of(fn, t(64, 128), t(128, 64))
+    facts = GraphFacts(graph, "cuda")
+    assert sorted(facts[n].operator for n in graph.nodes if facts[n].reason.startswith("the kernel of")) == left
+    assert not any(
+        facts[n].reason.startswith("the kernel of") for facts in [GraphFacts(graph, "cpu")] for n in graph.nodes
+    )
+
+
+def test_a_region_stores_nothing_else_for_a_search_for_positions() -> None:
+    graph = graph_of(of_softmax, t(64, 128), t(1, 128))
+    assert reasons(graph, "cuda") == {"argmax": NO_RULE}
