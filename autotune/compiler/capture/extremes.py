@@ -21,7 +21,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from autotune.compiler.lower.nodes import op_name, value_of
+from autotune.compiler.lower.nodes import op_name
 from autotune.compiler.lower.op_names import CASTS, GENERATORS, PRODUCTS, VIEWS
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -115,7 +115,7 @@ def _is_magnitude(factor: Any, sign: Any, scale: Any) -> bool:
         test, *numbers = sign.args
         if not _calls(test, aten.ge.Scalar) or test.args != (scale, 0) or list(map(_number, numbers)) != [1, -1]:
             return False
-    elif sign not in (1, -1) or not isinstance(value_of(scale), (torch.SymInt, torch.SymFloat)):
+    elif sign not in (1, -1) or not isinstance(scale.meta.get("val"), (torch.SymInt, torch.SymFloat)):
         return False
     if factor is scale and sign == 1:
         return True

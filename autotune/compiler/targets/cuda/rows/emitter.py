@@ -151,7 +151,8 @@ class CudaEmitter(RowTensors):
                 continue
             before = [j for j in values[:place] if j in free]
             then, other = (self._side(i, k, before, users) for k in (1, 2))
-            many = self.words_of(j for j in (*then, *other) if self.graph.values[j].op not in POINTWISE) > MOST_WORDS
+            read = [j for j in (*then, *other) if self.graph.values[j].op not in POINTWISE]
+            many = sum(map(self._registers, read)) > MOST_WORDS
             if not many:
                 before = [j for j in before if self.graph.values[j].op in POINTWISE]
                 then, other = (self._side(i, k, before, users) for k in (1, 2))
@@ -169,6 +170,11 @@ class CudaEmitter(RowTensors):
             if moves and users[j] and users[j] <= own | {i} and not direct:
                 own.add(j)
         return tuple(j for j in values if j in own)
+
+    def _registers(self, i: int) -> int:
+        """The registers that hold a pack of load or gather ``i`` as it is read: as words, or element by element."""
+        access = self.access[i]
+        return self.raw_words(i) if access.vector else self.vec if access.step else 1
 
     def _chooses_packs(self, i: int) -> bool:
         """True for a select by a position, as of a concatenation, that is the same for all elements of a pack."""
