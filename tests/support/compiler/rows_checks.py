@@ -16,7 +16,7 @@ from autotune.compiler.capture.attention.operators import _bounds
 from tests.support.compiler.padded_attention import gradients, probabilities, seen_probabilities
 from tests.support.compiler.spans_checks import accept_numpy
 
-_SIZES = ((3, 1), (2, 19), (2, 40))
+_SIZES = ((3, 1), (2, 33), (2, 70))
 """Batches and lengths, one after the other, as symbols take them."""
 _HEADS, _FEW, _SIZE, _SCALE = 4, 2, 16, 0.3
 

@@ -16,7 +16,7 @@ from autotune.compiler.capture.attention import spans
 from autotune.compiler.capture.attention.operators import _spans
 from tests.support.compiler.padded_attention import seen_probabilities
 
-_SHAPES = ((2, 4, 2, 40, 40, 16), (1, 2, 2, 32, 32, 24), (2, 2, 1, 33, 50, 16), (3, 2, 1, 1, 1, 16))
+_SHAPES = ((2, 4, 2, 70, 70, 16), (1, 2, 2, 64, 64, 24), (2, 2, 1, 33, 50, 16), (3, 2, 1, 1, 1, 16))
 """Batch, heads, heads of keys, queries, keys, head size."""
 
 
