@@ -237,16 +237,18 @@ def numbers_first(graph: Graph, plan: Plan) -> Plan:
 
 
 def _after_numbers(graph: Graph, roots: Roots) -> list[Roots]:
-    """A group's roots by how many of its numbers have to be there before them, one after the other."""
-    own = {r.number for r in roots if r.kind == "r"}
-    numbers: set[int] = set()
+    """A group's roots in parts, by the length of the longest chain of the group's numbers before them."""
+    sums = {r.number: graph.values[r.number] for r in roots if r.kind == "r"}
+    elements = {i: graph.size(graph.values[v.args[0]].axes) for i, v in sums.items() if graph.size(v.axes) == 1}
+    numbers = {i for i, count in elements.items() if count > _MOST_OF_A_BLOCK}
+    if not numbers:
+        return [roots]
     level: dict[int, int] = {}
     for i in graph.live:
         v = graph.values[i]
         large = graph.size(v.axes) > 1
         level[i] = max((level[a] + (large and a in numbers) for a in v.args), default=0)
-        reduced = i in own and graph.size(graph.values[v.args[0]].axes) > _MOST_OF_A_BLOCK
-        if not large and (reduced or not numbers.isdisjoint(v.args)):
+        if not large and not numbers.isdisjoint(v.args):
             numbers.add(i)
     found = sorted({level[r.value(graph)] for r in roots})
     return [tuple(r for r in roots if level[r.value(graph)] == n) for n in found]

@@ -144,7 +144,8 @@ class CudaEmitter(RowTensors):
     ) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
         """The selects with expensive sides and the same choice for a whole pack, and the values of each side alone."""
         found: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        free = set(values) - self.selected.skipped - self.selected.results.keys() - set(issued)
+        free = {j for j in values if self.graph.values[j].op in (*POINTWISE, "load", "gather")}
+        free.difference_update(self.selected.skipped, self.selected.results, issued)
         for place in reversed(range(len(values))):
             i = values[place]
             if i not in free or not self._chooses_packs(i):
@@ -166,8 +167,7 @@ class CudaEmitter(RowTensors):
         args, own = self.graph.values[i].args, set[int]()
         for j in reversed(values):
             direct = i in users[j] and (args.count(j) > 1 or args[k] != j)
-            moves = self.graph.values[j].op in POINTWISE or self.graph.values[j].op in ("load", "gather")
-            if moves and users[j] and users[j] <= own | {i} and not direct:
+            if users[j] and users[j] <= own | {i} and not direct:
                 own.add(j)
         return tuple(j for j in values if j in own)
 
